@@ -1,4 +1,4 @@
-"""Tables and folded parts in Markdown; benchmarks and horizons, which no report draws."""
+"""Tables and collapsible sections in Markdown, and pages of benchmarks and horizons, which have no report."""
 
 from __future__ import annotations
 
@@ -24,13 +24,22 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def folded(title: str, lines: Sequence[str]) -> list[str]:
-    """A part that opens when it is pressed."""
+    """A collapsible section."""
     quoted = title.replace('"', "'")
     return [f'??? abstract "{quoted}"', "", *(f"    {line}" if line else "" for line in lines), ""]
 
 
 def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
-    """The verdict, and for each layer the certified and the measured spread."""
+    """How many heads are certified and measured to hold their mass, and for each layer the spreads."""
+    certified, measured, setting = tables["certified"], tables["measured"], tables["setting"]
+    mass, prompts = f"{100 * setting['mass']:g}%", setting["prompts"]
+    sentences = [
+        f"**Certified**: {certified['informative']} of {certified['heads']} certificates are informative. The tightest "
+        f"allows {mass} of the weight on one token up to 10^{int(10 * certified['log10_tokens']) / 10} tokens.",
+        f"**Measured** on {prompts['prompts']} prompts of {prompts['shortest']} to {prompts['longest']:,} tokens: "
+        f"{measured['before']} heads never put {mass} of their weight on one token, {measured['at']} do up to some "
+        f"length (median: {int(measured['tokens']):,} tokens), and {measured['beyond']} do at every length.",
+    ]
     head = ["layer", "certified spread", "measured spread", "widest", "never", "up to a length", "at all lengths"]
     rows = [
         [
@@ -42,7 +51,7 @@ def horizon_lines(tables: Mapping[str, Any]) -> list[str]:
         for layer, one in tables["layers"].items()
     ]
     note = "Spreads in nats, medians over heads. Then heads whose top weight is above ½: never, up to a length, always."
-    return [*(f"- {sentence}" for sentence in tables["verdict"]), "", *folded("Layers", [note, "", *table(head, rows)])]
+    return [*(f"- {sentence}" for sentence in sentences), "", *folded("Layers", [note, "", *table(head, rows)])]
 
 
 def _timed(tables: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The site's files that are not pages: results as they are committed, and what is drawn from them."""
+"""The files of the site that are not pages: committed results, and figures and pages drawn from them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PHONE = 372
 
 
 def file_of(root: Path, name: str) -> Path:
-    """The committed results of this name, whether they are there or not."""
+    """The path of the committed results of this name; it may not exist."""
     return root / "results" / name / "results.json"
 
 

@@ -21,7 +21,7 @@ __all__ = ["KINDS", "filled"]
 
 
 def filled(root: Path, page: str, markdown: str) -> str:
-    """The page with everything it asks for in its place, and a line where results are not committed yet."""
+    """The page with its directives replaced by results, or by a line where results are not committed yet."""
 
     def put(found: re.Match[str]) -> str:
         kind, what = found[1], found[2]
@@ -41,7 +41,7 @@ _CLICK = re.compile(r"; click[^.]*|\bClick[^.]*\. ?")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where something is put: on which page, under a heading of which level."""
+    """Where results are inserted: the page, and the level of their headings."""
 
     page: str
     level: int
@@ -57,7 +57,7 @@ _Lines = Callable[[Path, str, _Place], list[str]]
 
 
 def _report(root: Path, name: str, place: _Place) -> list[str]:
-    """Headline, main figure and table of each part, further tables folded. Further figures: the interactive page."""
+    """Headline, then the main figure and table of each part. Further tables are collapsed, further figures left out."""
     report = report_in(file_of(root, name))
     lines = ["", *(f"**{sentence}**\n" for sentence in report.headline)]
     for part in report.parts:
@@ -132,4 +132,4 @@ KINDS: dict[str, _Lines] = {
     "bench": _bench,
     "command": _command,
 }
-"""What a page can ask for."""
+"""The directives and the functions whose lines replace them."""
