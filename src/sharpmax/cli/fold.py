@@ -28,8 +28,9 @@ def fold(
     """Write a policy into the weights of a plain checkpoint.
 
     Any engine runs it at no cost. The policy has one constant per head or rotary frequency, as `sharpmax calibrate`
-    learns, or is `constant:1.5`. The output folder must be new or empty; tensors keep their types. A GGUF file as MODEL
-    gives a new GGUF file, `--out sharper.gguf`, and so does `smollm2`. `--as adapter` writes a small PEFT adapter.
+    learns, or is `constant:1.5`; for a Llama also `ministral3:N`, a rule of the length. The output folder must be new
+    or empty; tensors keep their types. A GGUF file as MODEL gives a new GGUF file, `--out sharper.gguf`, and so does
+    `smollm2`. `--as adapter` writes a small PEFT adapter.
     """
     from sharpmax.integrations.gguf import fold_file, is_gguf
 

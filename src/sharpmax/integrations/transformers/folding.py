@@ -93,6 +93,9 @@ def fold(
     few kB. From a GGUF file, the format of llama.cpp, it makes a new GGUF file: the same blocks with other fp16 scales,
     nothing quantised again. Scales that overflow are refused; so is a head whose weights the rounding of scales would
     change by more than 0.8%.
+
+    A path also takes one rule of the length, that of Ministral 3 (`ministral3:4096`), for Llama and Mistral: it changes
+    configuration or metadata, and transformers, vLLM or llama.cpp compute the rule.
     """
     if isinstance(model, (str, os.PathLike)):
         from sharpmax.integrations.gguf import fold_file, is_gguf
