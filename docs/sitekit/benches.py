@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 __all__ = ["BENCHES", "folded", "horizon_lines", "table"]
 
@@ -100,5 +103,28 @@ def _monitor(tables: Mapping[str, Any]) -> list[str]:
     return ["AUROC of detecting wrong answers:", "", *table(["signal", *tasks], rows), "", costs]
 
 
-BENCHES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"cpu": _timed, "probe": _timed, "monitor": _monitor}
-"""What each file of `sharpmax bench` shows; docs/gpu.md has h200.json."""
+def _tabpfn(tables: Mapping[str, Any]) -> list[str]:
+    """Accuracy and log loss of each variant, and their mean difference with its standard error over tables."""
+    names = list(tables["setting"]["policies"])
+    rows = []
+    for table_name, sizes in tables["tables"].items():
+        for size, one in sizes.items():
+            runs = len(one["policies"][names[0]]["accuracy"])
+            cells = [f"`{table_name}`", str(runs), f"{int(size):,}", f"{one['beta']:.2f}"]
+            for key, form in (("accuracy", "{:.1%}"), ("loss", "{:.4f}")):
+                plain, sharp = (np.array(one["policies"][name][key]) for name in names)
+                change, scale = sharp - plain, 100 if key == "accuracy" else 1
+                error = scale * change.std(ddof=1) / math.sqrt(len(change))
+                digits = 1 if key == "accuracy" else 4
+                cells += [form.format(plain.mean()), form.format(sharp.mean())]
+                cells.append(f"{scale * change.mean():+.{digits}f} ± {error:.{digits}f}")
+            rows.append(cells)
+    plain, sharp = names
+    head = ["table", "runs", "training rows", "β", f"accuracy, {plain}", f"`{sharp}`", "points"]
+    return table([*head, f"log loss, {plain}", f"`{sharp}`", "change"], rows)
+
+
+BENCHES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "cpu": _timed, "probe": _timed, "monitor": _monitor, "tabpfn": _tabpfn,
+}  # fmt: skip
+"""What each file of `benchmarks/` shows; docs/gpu.md has h200.json."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import math
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import sharpmax as sm
+from sharpmax.errors import UnsupportedError
+from sharpmax.integrations import vllm as plugin
+from sharpmax.ops.sharpen import Sharpener, rules_of
 from sharpmax.policies import Constant, LogLength, PerHead
 from sharpmax.tasks import get_task
 from tests.engines import engines
@@ -129,3 +137,44 @@ def test_what_cannot_be_right_ends_at_start_in_one_line(number: int, errors: lis
     assert "SHARPMAX_POLICY" in errors[number]
     assert "\n" not in errors[number]
     assert re.search(REFUSED[number][3], errors[number]), errors[number]
+
+
+class Kernel:
+    """A stand-in for an attention kernel: it returns its query."""
+
+    def forward(self, layer: Any, query: Tensor, *given: Any, **options: Any) -> Tensor:
+        return query
+
+
+@pytest.mark.filterwarnings("ignore")  # of what vLLM imports
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("name", ["FLASH_ATTN", "TRITON_ATTN"])
+def test_length_rules_read_the_metadata_of_cuda_backends(name: str, window: int | None) -> None:
+    """Their kernels need a GPU; the query they get is β·q of every token."""
+    implementation = getattr(plugin, name).get_impl_cls()
+    given = list(inspect.signature(implementation.__mro__[2].forward).parameters)
+    assert given[:7] == ["self", "layer", "query", "key", "value", "kv_cache", "attn_metadata"]
+    module = importlib.import_module(implementation.__mro__[2].__module__)
+    (metadata,) = [
+        one
+        for key, one in vars(module).items()
+        if key.endswith("AttentionMetadata") and one.__module__ == module.__name__
+    ]
+    assert {"query_start_loc", "seq_lens"} <= {field.name for field in fields(metadata)}
+    step = object.__new__(metadata)
+    step.query_start_loc, step.seq_lens = torch.tensor([0, 2, 3, 6]), torch.tensor([7, 3, 9])
+    layer: Any = object.__new__(plugin._implementation(Kernel))
+    layer.sharpener = layer._shared = Sharpener(rules_of((LogLength(4.0),), None), 2)
+    layer._needs, layer._measures, layer._window, layer._constants = frozenset({"count"}), False, window, {}
+    query = torch.randn(6, 2, 8)
+    found = layer.forward(None, query, None, None, None, step)
+    counts = [min(n, window or n) for n in (6, 7, 3, 7, 8, 9)]
+    beta = torch.tensor([max(1.0, math.log(n) / math.log(4.0)) for n in counts])
+    torch.testing.assert_close(found, query * beta[:, None, None])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["FLEX_ATTENTION", "TRITON_MLA"])
+def test_a_backend_that_no_policy_runs_in_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"^SHARPMAX_POLICY: .* backend {name} \(.*; allowed: CPU_ATTN, FLASH"):
+        getattr(plugin, name).get_impl_cls()

@@ -17,11 +17,13 @@ from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError, Unsup
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant, LogLength, PerFrequency
+from sharpmax.policies.basic import Constant, LogLength, LogScale, PerFrequency
 from sharpmax.policies.per_head import PerHead
 from sharpmax.policies.polynomial import PAPER
 from tests.integrations.families import _LLAMA, _SMALL, _VIT, FAMILIES, LLAMA, OLMO2, PHI3, Family, transformers
 
+RULE = LogScale(0.5, 3.0, steps=True, shift=1.0)
+YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
 SHARED_GAIN = ("qwen3", "gemma3", "phi-norm")
 """Families whose heads share the gain of their queries' normalisation, which can hold one β per layer."""
 
@@ -274,6 +276,31 @@ def test_a_beta_per_frequency_in_files(tmp_path: Path) -> None:
     assert first[:8, 0].tolist() == [0.5, 1.0, 2.0, 1.5] * 2
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_rule_of_the_length_makes_a_ministral3(name: str, tmp_path: Path) -> None:
+    """The weights stay, and transformers computes the rule; `tests/engines` has vLLM."""
+    family, window = FAMILIES[name], {"sliding_window": None} if name == "mistral" else {}
+    model = family.build(**window)
+    model.save_pretrained(tmp_path / "model")
+    made = sm.fold(tmp_path / "model", RULE, out=tmp_path / "ruled")
+    assert (made.layers, made.error) == (2, 0.0)
+    ruled = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.float32).eval()
+    with sm.applied(model, RULE):
+        sharp = family.logits(model)
+    assert (family.logits(ruled) - sharp).abs().max() < 1e-5
+    assert (family.logits(model) - sharp).abs().max() > 1e-3
+    assert sm.policies.from_config(ruled.config) == RULE
+    assert (made.path / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(ArgumentError, match="already holds a policy"):
+        sm.fold(made.path, Constant(2.0), out=tmp_path / "twice")
+    with pytest.raises(UnsupportedError, match="depends on the row"):
+        sm.fold(tmp_path / "model", RULE, out=tmp_path / "adapter", as_adapter=True)
+    if name == "mistral":
+        family.build().save_pretrained(tmp_path / "window")
+        with pytest.raises(ArgumentError, match="got a sliding window; allowed: a Llama or Mistral"):
+            sm.fold(tmp_path / "window", RULE, out=tmp_path / "out")
+
+
 def test_types_stay_as_they_are(tmp_path: Path) -> None:
     """bfloat16 in, bfloat16 out: β times the weight, rounded once."""
     model = LLAMA.build().to(torch.bfloat16)
@@ -333,6 +360,9 @@ GPTQ = {"quant_method": "gptq"}
         (partial(rewritten, part="q_proj", by="wq"), "constant:2", UnsupportedError, r"q_proj\.weight is not in its f"),
         (partial(rewritten, dtype=torch.float16), "constant:1e7", UnsupportedError, r"β up to 1e\+07 .* F16 cannot"),
         (lambda folder: (folder / "model.safetensors").unlink(), "constant:2", ArgumentError, r"no safetensors files"),
+        (partial(edited, attention_bias=True), RULE, ArgumentError, r"got biases; allowed: a Llama or"),
+        (partial(edited, rope_parameters=YARN), RULE, ArgumentError, r"positions of the type 'yarn'"),
+        (lambda folder: None, LogScale(0.1, 4.0, steps=True), UnsupportedError, r"depends on the row \(count\)"),
         (lambda folder: None, "paper", UnsupportedError, r"depends on the row \(entropy\)"),
     ],
 )  # fmt: skip

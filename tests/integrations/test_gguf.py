@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from sharpmax.cli import main
 from sharpmax.errors import ArgumentError, FileFormatError, SharpmaxError, UnsupportedError
 from sharpmax.integrations import gguf as folding
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant, LogLength, PerFrequency
+from sharpmax.policies.basic import Constant, LogLength, LogScale, PerFrequency
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.per_head import PerHead
 
@@ -29,6 +30,7 @@ gguf = pytest.importorskip("gguf")
 HEADS, KEYS, WIDTH, EMBEDDING = 4, 2, 32, 256
 BETAS = [[2.0, 1.0, 0.7, 3.1], [1.0, 1.0, 1.0, 1.3]]
 POLICY = PerHead.of(Constant, value=BETAS)
+RULE = LogScale(0.5, 64.0, steps=True, shift=1.0)
 TYPES = folding.TYPES
 # The fp16 scales in blocks of types that gguf-py cannot quantise to: random bytes are no sane scale.
 HALVES = {
@@ -161,6 +163,7 @@ def test_other_places_of_queries(
 
 SOFTCAP, ALIBI = methodcaller("add_attn_logit_softcapping", 50.0), methodcaller("add_max_alibi_bias", 8.0)
 SINKS = methodcaller("add_tensor", "blk.0.attn_sinks.weight", np.zeros(HEADS, np.float32))
+YARN = methodcaller("add_string", "llama.rope.scaling.type", "yarn")
 PART_OF_TWO = methodcaller("add_uint16", "split.count", 2)
 
 
@@ -179,6 +182,10 @@ PART_OF_TWO = methodcaller("add_uint16", "split.count", 2)
         ({}, PerHead.of(Constant, value=[[2.0] * 4]), ArgumentError, r"1 layers × 4 heads; allowed: 2 × 4"),
         ({"heads": [4, 2]}, POLICY, ArgumentError, r"2 layers × 4 heads; allowed: 2 × 2/4"),
         ({}, LogLength(reference=16), UnsupportedError, r"nearest_constant.*β = 2\.5 at length 1024"),
+        ({"architecture": "qwen2"}, RULE, ArgumentError, r"architecture 'qwen2'; allowed: llama without experts, bia"),
+        ({"bias": True}, RULE, ArgumentError, r"architecture 'llama' with blk\.0\.attn_q\.bias; allowed: llama with"),
+        ({"more": YARN}, RULE, ArgumentError, r"'llama' with llama\.rope\.scaling\.type; allowed: llama without exp"),
+        ({}, LogScale(0.1, 64.0, steps=True), UnsupportedError, r"depends on the row \(count\)"),
         ({}, Constant(1e7), UnsupportedError, r"layer 0, head 0 gives numbers that the fp16 scales of Q8_0 cannot"),
         ({"kind": "BF16"}, Constant(1e39), UnsupportedError, r"numbers that BF16 cannot hold \(overflow\)"),
         ({}, Constant(1e-6), UnsupportedError, r"layer 0, head 0: Q8_0 holds β = 1e-06 .* only with an error of \d"),
@@ -193,6 +200,24 @@ def test_what_cannot_be_right_is_refused(
     with pytest.raises(kind, match=says):
         sm.fold(source, policy, out=tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_rule_of_the_length_makes_a_llama_a_mistral3(tmp_path: Path) -> None:
+    """`tests/engines` compares what llama.cpp makes of such a file."""
+    source = write(tmp_path / "model.gguf", more=lambda writer: writer.add_string("general.name", "llama.block_count"))
+    made = sm.fold(source, RULE, out=tmp_path / "out.gguf")
+    assert (made.layers, made.error) == (2, 0.0)
+    (old_fields, old), (new_fields, new) = read(source), read(made.path)
+    assert {name: data for name, (data, _) in new.items()} == {name: data for name, (data, _) in old.items()}
+    assert json.loads(new_fields.pop("sharpmax.policy")) == RULE.to_dict()
+    assert new_fields.pop("mistral3.attention.temperature_scale") == 0.5
+    assert new_fields.pop("mistral3.rope.scaling.original_context_length") == 64
+    assert new_fields.pop("general.architecture") == "mistral3"
+    assert new_fields.pop("GGUF.kv_count") == old_fields.pop("GGUF.kv_count") + 3
+    assert old_fields.pop("general.architecture") == "llama"
+    wanted = {re.sub("^llama", "mistral3", name): value for name, value in old_fields.items()}
+    assert repr(new_fields) == repr(wanted)
+    assert new_fields["general.name"] == "llama.block_count"
 
 
 def test_constants_of_several_kinds(tmp_path: Path) -> None:

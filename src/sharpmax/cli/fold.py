@@ -28,8 +28,9 @@ def fold(
     """Write a policy into the weights of a model file.
 
     Any engine runs the result at no cost. The policy is `constant:1.5`, or has one constant per head or rotary
-    frequency, as learned by `sharpmax calibrate`. A checkpoint gives a folder, which must be new or empty. A GGUF file
-    gives a new GGUF file: `--out sharper.gguf` (smollm2 gives either). `--as adapter` writes a PEFT adapter.
+    frequency, as learned by `sharpmax calibrate`. For a Llama it may also be `ministral3:N`, a length rule that engines
+    compute. A checkpoint gives a folder, which must be new or empty. A GGUF file gives a new GGUF file: `--out
+    sharper.gguf` (smollm2 gives either). `--as adapter` writes a PEFT adapter.
     """
     from sharpmax.integrations.gguf import fold_file, is_gguf
 

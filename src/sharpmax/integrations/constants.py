@@ -1,4 +1,4 @@
-"""Policies as factors of weights: constants, one per head or one per rotary frequency."""
+"""What model files can hold of a policy: constants as factors of weights, or the length rule of Ministral 3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from sharpmax.errors import UnsupportedError, reject, reject_type
 from sharpmax.policies.base import Policy
-from sharpmax.policies.basic import Constant, PerFrequency, constant_factors
+from sharpmax.policies.basic import Constant, LogScale, PerFrequency, constant_factors
 from sharpmax.policies.per_head import PerHead, check_shape
 
 
@@ -41,6 +41,19 @@ def nearest_constant(policy: Policy, length: int) -> Policy:
 
     stats = RowStats.anchored(torch.tensor([length]))
     return Constant(float(policy.rule(ops_for(stats.count), stats, None)))
+
+
+def engine_rule(policy: Policy) -> tuple[float, int] | None:
+    """The numbers b and N of 1 + b·ln(1 + ⌊position/N⌋), which engines read from a file; None for another policy.
+
+    >>> from sharpmax.policies import load_policy
+    >>> engine_rule(load_policy("ministral3:4096"))
+    (0.1, 4096)
+    """
+    if not isinstance(policy, LogScale) or policy.is_identity or not policy.steps:
+        return None
+    plain = (policy.bias, policy.shift) == (1.0, 1.0) and policy.reference.is_integer() and policy.reference < 2**32
+    return (policy.scale, int(policy.reference)) if plain else None
 
 
 def weight_factors(policy: Policy, heads: Sequence[int], model: str, longest: Any) -> dict[int, list[list[float]]]:

@@ -2,6 +2,9 @@
 
 A quantised weight is a small integer times an fp16 scale, which a block of weights shares. β times a row of the query
 projection therefore has the same integers and other scales. Nothing is requantised.
+
+llama.cpp also computes one length rule, in the architecture `mistral3`. This architecture is `llama` with the rule, so a
+`llama` file gets the rule by other metadata.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterator
@@ -20,7 +24,7 @@ from numpy.typing import NDArray
 
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject
 from sharpmax.files import new_file
-from sharpmax.integrations.constants import weight_factors
+from sharpmax.integrations.constants import engine_rule, weight_factors
 from sharpmax.lazy import require
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import check_frequencies
@@ -63,12 +67,16 @@ _NOT_ONLY_QUERIES = {
 }
 
 
+_BEFORE_FIELDS = 24
+"""Bytes before the first metadata field: magic, version, number of tensors, number of fields."""
+
+
 class FoldedFile(NamedTuple):
     """A file or folder with a policy in its weights."""
 
     path: Path
     layers: int
-    """The number of layers whose weights changed."""
+    """The number of layers whose attention changed."""
 
     error: float
     """The largest relative rounding error, root mean square, of a head (GGUF) or a tensor (checkpoint)."""
@@ -94,6 +102,9 @@ def fold_file(
     Blocks keep their integers and get other fp16 scales. The metadata key `sharpmax.policy` is added; everything else
     is copied byte for byte. Every head of the copy is read back and compared with β times the original before the copy
     is renamed to `out`.
+
+    The rule of Ministral 3 (`ministral3:4096`) changes no weights. A file of the architecture `llama` becomes one of
+    `mistral3`, with the keys from which llama.cpp computes the rule.
     """
     source, target = Path(path), Path(out)
     chosen = packaged_for(*identity(source), foldable=True)[1] if policy == AUTO else resolve_policy(policy)
@@ -101,11 +112,16 @@ def fold_file(
         reject("out", f"{str(target)!r}, which exists", "the path of a new file", "a model is never written over")
     header = _Header(source)
     header.check_plain()
-    factors = weight_factors(chosen, header.heads(), source.name, header.get("context_length"))
+    rule = engine_rule(chosen)
+    if rule is None:
+        factors = weight_factors(chosen, header.heads(), source.name, header.get("context_length"))
+    else:
+        header.check_takes_rule()
+        factors = {}
     rows = [one for layer, betas in factors.items() for one in _query_rows(header, layer, betas)]
     error = 0.0
     with source.open("rb") as file, new_file(target) as copy:
-        start = _copy(file, copy, header, chosen)
+        start = _copy(file, copy, header, chosen, rule)
         for one in rows:
             file.seek(header.data + one.offset)
             old = file.read(one.size)
@@ -116,7 +132,7 @@ def fold_file(
         after = source.stat()
         if (after.st_size, after.st_mtime_ns) != header.state:
             raise ArgumentError(f"model: {str(source)!r} changed while it was read; fold it again when it is whole")
-    return FoldedFile(target, len(factors), error)
+    return FoldedFile(target, len(factors) if rule is None else len(header.heads()), error)
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[str, int, int, str, str]:
@@ -157,6 +173,7 @@ class _Header:
         infos = [one.field for one in reader.tensors]
         self.fields_end = min((one.offset for one in infos), default=0)
         self.infos_end = max((one.offset + sum(int(part.nbytes) for part in one.parts) for one in infos), default=0)
+        self.starts = {name: one.offset for name, one in reader.fields.items() if one.offset >= _BEFORE_FIELDS}
         self.data, self.alignment = int(reader.data_offset), int(reader.alignment)
         self.architecture = str(self.metadata.get("general.architecture"))
 
@@ -204,6 +221,17 @@ class _Header:
             )
         if name not in _ARCHITECTURES:
             reject("model", f"the architecture {name!r}", ", ".join(_ARCHITECTURES), "fold its checkpoint instead")
+
+    def check_takes_rule(self) -> None:
+        """Refuse a file that is not also one of the architecture `mistral3`, but for the rule."""
+        scaled = [key for key in self.metadata if key.startswith("llama.rope.scaling.")]
+        other = [
+            name for name in self.tensors if name == "rope_freqs.weight" or name.endswith(("_exps.weight", ".bias"))
+        ]
+        if self.architecture != "llama" or scaled or other:
+            given = " with ".join([f"the architecture {self.architecture!r}", *scaled[:1], *other[:1]])
+            allowed = "llama without experts, biases and scaled rotary positions, for a rule of the length"
+            reject("model", given, allowed, "fold constants (sharpmax.integrations.transformers.nearest_constant)")
 
 
 def _reader(path: Path) -> Any:
@@ -331,19 +359,41 @@ def _dequantised(data: bytes, rows: _Rows) -> NDArray[np.float32]:
     return found
 
 
-def _copy(file: BinaryIO, copy: BinaryIO, header: _Header, policy: Policy) -> int:
-    """Copy the file with one more metadata field; return the offset of the tensor data."""
-    key, text = KEY.encode(), json.dumps(policy.to_dict()).encode()
-    magic, version, tensors, fields = struct.unpack("<4sIQQ", file.read(24))
-    copy.write(struct.pack("<4sIQQ", magic, version, tensors, fields + 1))
-    copy.write(file.read(header.fields_end - 24))
-    copy.write(struct.pack(f"<Q{len(key)}sIQ{len(text)}s", len(key), key, 8, len(text), text))
+def _copy(file: BinaryIO, copy: BinaryIO, header: _Header, policy: Policy, rule: tuple[float, int] | None) -> int:
+    """Copy the file with more metadata fields; return the offset of the tensor data."""
+    magic, version, tensors, count = struct.unpack("<4sIQQ", file.read(_BEFORE_FIELDS))
+    fields, added = file.read(header.fields_end - _BEFORE_FIELDS), [_field(KEY, 8, _text(json.dumps(policy.to_dict())))]
+    if rule is not None:
+        fields = _as_mistral3(fields, header)
+        added.append(_field("mistral3.attention.temperature_scale", 6, struct.pack("<f", rule[0])))
+        added.append(_field("mistral3.rope.scaling.original_context_length", 4, struct.pack("<I", rule[1])))
+    copy.write(struct.pack("<4sIQQ", magic, version, tensors, count + len(added)))
+    copy.write(fields + b"".join(added))
     copy.write(file.read(header.infos_end - header.fields_end))
     copy.write(bytes(-copy.tell() % header.alignment))
     start = copy.tell()
     file.seek(header.data)
     shutil.copyfileobj(file, copy, 1 << 24)
     return start
+
+
+def _as_mistral3(fields: bytes, header: _Header) -> bytes:
+    """Metadata fields under the names that the architecture `mistral3` has for them."""
+    parts = []
+    for (name, start), end in zip(header.starts.items(), [*header.starts.values(), header.fields_end][1:], strict=True):
+        after_name = fields[start + len(_text(name)) - _BEFORE_FIELDS : end - _BEFORE_FIELDS]
+        if name == "general.architecture":
+            after_name = struct.pack("<I", 8) + _text("mistral3")
+        parts.append(_text(re.sub(r"^llama\.", "mistral3.", name)) + after_name)
+    return b"".join(parts)
+
+
+def _field(key: str, kind: int, value: bytes) -> bytes:
+    return _text(key) + struct.pack("<I", kind) + value
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
 def _error(old: bytes, new: bytes, rows: _Rows) -> float:

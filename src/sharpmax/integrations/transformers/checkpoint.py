@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sharpmax.errors import ArgumentError, FileFormatError, UnsupportedError, reject
 from sharpmax.files import parse_json, read_json
+from sharpmax.integrations.constants import engine_rule
 from sharpmax.integrations.gguf import FoldedFile
 from sharpmax.integrations.transformers.application import policy_for_model
 from sharpmax.integrations.transformers.folding import MARK, check_not_folded, constants_of, fold
@@ -60,6 +61,9 @@ def fold_checkpoint(
     copied. A small model made from the configuration shows whether weights of this family can hold a policy.
     `config.json` gets the key `sharpmax_folded`; a checkpoint with that key cannot be folded again.
 
+    The rule of Ministral 3 (`ministral3:4096`) changes no weights. The configuration of a Llama or Mistral becomes that
+    of a Ministral 3, with the keys from which transformers and vLLM compute the rule.
+
     With `as_adapter` the folder holds a PEFT (IA)³ adapter instead, which multiplies the queries.
     """
     folder, target = _folder(str(name)), Path(out)
@@ -70,6 +74,12 @@ def fold_checkpoint(
     if str(name) in ALIASES:
         model.config._name_or_path = str(name)
     chosen = policy_for_model(model, policy, foldable=True)
+    rule = None if as_adapter else engine_rule(chosen)
+    if rule is not None:
+        with new_folder(target) as partial:
+            _write_checkpoint(partial, folder, [])
+            _write_config(partial, {**_with_rule(model, *rule), MARK: chosen.describe()})
+        return FoldedFile(target, len(modules_of(model)), 0.0)
     modules, family = modules_of(model), type(model).__name__
     betas = constants_of(model, modules, chosen)
     if betas:
@@ -84,9 +94,35 @@ def fold_checkpoint(
             _write_adapter(partial, config.get("_name_or_path") or folder.name, family, scalings)
         else:
             error = _write_checkpoint(partial, folder, scalings)
-            body = {**config, MARK: chosen.describe()} if betas else config
-            (partial / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+            _write_config(partial, {**config, MARK: chosen.describe()} if betas else config)
     return FoldedFile(target, len(betas), error)
+
+
+def _with_rule(model: Any, beta: float, length: int) -> dict[str, Any]:
+    """The configuration of the Ministral 3 with the weights of `model` and the rule 1 + β·ln(1 + ⌊position/length⌋)."""
+    body: dict[str, Any] = model.config.to_dict()
+    rotary, kind = body.get("rope_parameters") or {}, type(model).__name__
+    reasons = {
+        f"{kind}": kind not in ("LlamaForCausalLM", "MistralForCausalLM"),
+        f"rotary positions of the type {rotary.get('rope_type')!r}": rotary.get("rope_type") != "default",
+        "biases": body.get("attention_bias") or body.get("mlp_bias"),
+        "a sliding window": body.get("sliding_window"),
+    }
+    if found := next((reason for reason, there in reasons.items() if there), None):
+        allowed = "a Llama or Mistral without biases, windows and scaled rotary positions, for a rule of the length"
+        reject("model", found, allowed, "fold constants (sharpmax.integrations.transformers.nearest_constant)")
+    own, unknown = {"original_max_position_embeddings": length}, ("_name_or_path", "attention_bias", "mlp_bias")
+    return {
+        **{key: value for key, value in body.items() if key not in unknown},
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "rope_parameters": {**rotary, **own, "llama_4_scaling_beta": beta},  # for transformers
+        "llama_4_scaling": {**own, "beta": beta},  # for vLLM
+    }
+
+
+def _write_config(folder: Path, body: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
 
 def _folder(name: str) -> Path:

@@ -93,6 +93,9 @@ def fold(
     GGUF file, the format of llama.cpp, gives a new GGUF file: the same blocks with other fp16 scales, without
     requantisation. Scales that overflow raise an error, and so does a head whose weights would change by more than 0.8%
     through the rounding of scales.
+
+    Files of a Llama or Mistral also take the length rule of Ministral 3 (`ministral3:4096`). It changes configuration
+    or metadata; transformers, vLLM and llama.cpp compute it.
     """
     if isinstance(model, (str, os.PathLike)):
         from sharpmax.integrations.gguf import fold_file, is_gguf
