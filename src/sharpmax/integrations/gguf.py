@@ -3,8 +3,8 @@
 A quantised weight is a small integer times an fp16 scale, which a block of weights shares. β times a row of the query
 projection therefore has the same integers and other scales. Nothing is requantised.
 
-llama.cpp also computes one length rule, in the architecture `mistral3`. This architecture is `llama` with the rule, so a
-`llama` file gets the rule by other metadata.
+llama.cpp also computes one length rule, in the architecture `mistral3`. This architecture is `llama` with the rule, so
+a `llama` file gets the rule by other metadata.
 """
 
 from __future__ import annotations
