@@ -204,7 +204,7 @@ class Monitor:
             if self.problem is None:
                 self.problem = problem
                 if self._known is not None:
-                    self._logger.error("the monitor failed; the model goes on without it", exc_info=problem)
+                    self._logger.error("the monitor failed; the model continues without it", exc_info=problem)
 
     def _attach(self, model: Any) -> None:
         """Hook forward passes and `generate`. A deep copy of the model keeps these hooks, so they check for `model`."""
@@ -275,7 +275,7 @@ class Monitor:
         given = dict(zip(self._parameters, args, strict=False)) | kwargs
         cache, request = given.get("past_key_values"), self._current()
         if not self._on or (request is None and cache is not None):
-            return  # outside a request, nobody knows which request a cache belongs to
+            return  # outside a request, the owner of a cache is unknown
         request = Request(self) if request is None else request
         with self._caught(request):
             run = request.run_of(cache)

@@ -25,7 +25,7 @@ class EntropyTarget(Policy):
     bounds β if the target cannot be reached (exact ties at the top).
 
     H(β) = target is solved in u = ln β, where dH/du = −Var[β·s], by Newton steps inside a bracket, which is halved when
-    a step leaves it. Each step measures the rows once more. First and second derivatives are those of the solution.
+    a step leaves it. Each step measures the rows again. First and second derivatives are those of the solution.
 
     >>> EntropyTarget(0.5).describe()
     'β such that H = 0.5 nat, 1 ≤ β ≤ 10000'

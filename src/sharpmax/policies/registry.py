@@ -165,7 +165,7 @@ def _read(path: Path) -> Policy:
 
 
 def resolve_policy(policy: Policy | str | os.PathLike[str] | None) -> Policy:
-    """The policy that an argument `policy=` stands for."""
+    """The policy given as an argument `policy=`."""
     if policy is None:
         return NAMED["none"]()
     if isinstance(policy, Policy):

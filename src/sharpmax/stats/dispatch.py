@@ -336,7 +336,7 @@ def _sdpa_parts(call: AttentionCall, loss: float) -> Parts:
 
 
 def _kernel_mask(call: AttentionCall, heads: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor | None, bool]:
-    """The mask for the kernel and its causal flag, which stands for a mask where both mean the same."""
+    """The mask for the kernel and its causal flag, which replaces an equivalent mask."""
     offset = call.offset
     if offset is not None and offset >= call.keys - 1:
         offset = None

@@ -55,7 +55,7 @@ def _derivative(
     p = tl.exp2(z)
     ds = p * slope
     if MASK == 2:
-        # A key far down weighs nothing, and 0 · inf would not say so; a NaN stays.
+        # A key with a very low logit has weight 0, but 0 · inf would be NaN here. A NaN logit stays NaN.
         ds = tl.where(p == 0.0, 0.0, ds)
     if MASKED:
         ds = tl.where(visible, ds, 0.0)

@@ -44,7 +44,7 @@ class Observers:
     def interested(self) -> list[Observer]:
         """The observers of calls in this thread: all but those whose method `wants_call` returns False.
 
-        Describing a call that nobody wants would take 1% of the time of a generated token.
+        Describing a call without observers would take 1% of the time of a generated token.
         """
         if torch.compiler.is_compiling():
             return []

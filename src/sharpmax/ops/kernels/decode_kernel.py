@@ -248,7 +248,7 @@ def _weighted(
     if WIDEN:
         v = v.to(tl.float32)
     if VISIBILITY == 2:
-        # A value that is not finite spoils the rows that see its key, and no others.
+        # A non-finite value makes the rows that see its key NaN, and no others.
         broken = ~(tl.abs(v.to(tl.float32)) < float("inf"))
         v = tl.where(broken, 0.0, v).to(v.dtype)
         invalid = tl.dot(tl.trans(broken.to(v.dtype)), (~hidden).to(v.dtype), acc=invalid, input_precision="ieee")
