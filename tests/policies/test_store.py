@@ -30,12 +30,6 @@ def test_a_name_comes_before_a_file_and_a_path_before_a_name(tmp_path, monkeypat
     assert sm.load_policy("./paper") == Constant(7.0)
 
 
-@pytest.mark.parametrize("name", ["Paper", "", "no/such/file.json", "log-length", "entropy:2"])
-def test_an_unknown_name_lists_the_choices(name):
-    with pytest.raises(ArgumentError, match=rf"^policy: got '{name}'; allowed: one of \['grok2', .*or the path of"):
-        sm.load_policy(name)
-
-
 @pytest.mark.parametrize("read", [sm.load_policy, resolve_policy])
 class TestTheSameEverywhere:
     """The library, models and the command line read the same words in the same way."""
@@ -44,12 +38,6 @@ class TestTheSameEverywhere:
         assert read("log-length:64") == LogLength(reference=64.0)
         assert read("log-length:1e3") == LogLength(reference=1000.0)
         assert read("constant:1.5") == Constant(1.5)
-        for wrong in ("log-length:", "log-length:many", "constant:1.5x"):
-            with pytest.raises(ArgumentError, match=rf"policy: got '{wrong}'; allowed: \S+: and a number"):
-                read(wrong)
-        for wrong in ("constant:nan", "constant:-1", "log-length:0"):
-            with pytest.raises(ArgumentError):
-                read(wrong)
 
     @pytest.mark.parametrize("name", ["policy.json", "sharpmax_policy.json"])
     def test_folders(self, read, name, tmp_path):
