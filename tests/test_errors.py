@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,13 @@ from sharpmax.normalisers import base as normalisers
 from sharpmax.normalisers.base import attend, normaliser
 from sharpmax.policies import base as policies
 from sharpmax.policies.base import policy_from_dict
+from sharpmax.probing.capture import Capture
 from sharpmax.probing.horizons import beta_ceiling
 from sharpmax.tasks.clrs_text import examples, make_dataset
+from sharpmax.tasks.clrs_text.datasets import load_dataset
 from tests.experiments.evaluate import tiny
+from tests.integrations.test_torch_modules import ViT
+from tests.probing.test_modules import Causal
 from tests.test_golden import GOLDEN, check
 
 
@@ -66,14 +71,24 @@ def check_answers(file: str, names: dict[str, Any]) -> None:
     check(file, "".join(answers))
 
 
-def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def written(name: str, content: bytes) -> str:
+    """The name of a file in the current folder with this content."""
+    Path(name).write_bytes(content)
+    return name
+
+
+def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     for module in (normalisers, policies):  # other tests define kinds of their own
         kinds = {name: kind for name, kind in module._kinds.items() if kind.__module__.startswith("sharpmax.")}
         monkeypatch.setattr(module, "_kinds", kinds)
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
     own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
-    own |= {"examples": examples, "make_dataset": make_dataset, "tiny": tiny, "beta_ceiling": beta_ceiling}
+    own |= {"examples": examples, "make_dataset": make_dataset, "load_dataset": load_dataset}
+    own |= {"tiny": tiny, "ViT": ViT, "Causal": Causal, "Capture": Capture, "beta_ceiling": beta_ceiling}
     check_answers("errors", {**globals(), **public, **own})
+    files = ["a.jsonl", "broken.json", "own.py", "policy.json", "sharpmax_policy.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files  # nothing but what was `written`
 
 
 def test_mistakes_in_jax_are_explained() -> None:
