@@ -145,12 +145,6 @@ class TestGradient:
             with pytest.raises(UnsupportedError, match="use impl='reference'"):
                 first.sum().backward()
 
-    def test_rows_held_at_an_end_have_none(self):
-        rows = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
-        beta = beta_of(EntropyTarget(0.5), rows)
-        (gradient,) = torch.autograd.grad(beta.sum(), rows)
-        assert torch.equal(gradient, torch.zeros_like(gradient))
-
 
 class TestStepsOfEntropyTarget:
     """How often rows are measured again: every time costs as much as the attention itself."""
