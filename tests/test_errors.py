@@ -83,7 +83,7 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         kinds = {name: kind for name, kind in module._kinds.items() if kind.__module__.startswith("sharpmax.")}
         monkeypatch.setattr(module, "_kinds", kinds)
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
-    own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
+    own: dict[str, Any] = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
     own |= {"examples": examples, "make_dataset": make_dataset, "load_dataset": load_dataset}
     own |= {"tiny": tiny, "ViT": ViT, "Causal": Causal, "Capture": Capture, "beta_ceiling": beta_ceiling}
     check_answers("errors", {**globals(), **public, **own})
