@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,11 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 IMPLS = ("reference", "streaming", "sdpa", "triton")
 # What an attention kernel with v := k cannot tell.
 FULL = ("reference", "streaming", "triton")
+
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
+]
 
 
 def heads(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
@@ -58,6 +64,16 @@ def paper_beta(entropy: Tensor) -> Tensor:
 def worst(got: Tensor, want: Tensor) -> float:
     """The largest absolute error."""
     return float((got.detach().double() - want.detach().double()).abs().max()) if got.numel() else 0.0
+
+
+def textbook(s: Tensor, visible: Tensor) -> dict[str, Tensor]:
+    """The statistics of logits by their textbook formulas, in the dtype of the logits."""
+    blind = ~visible.any(-1, keepdim=True)
+    s = s.masked_fill(~visible & ~blind, -torch.inf)
+    p, lse = s.softmax(-1), s.logsumexp(-1)
+    s = s.masked_fill(~visible, 0.0)
+    mean = (p * s).sum(-1)
+    return {"lse": lse, "mean": mean, "var": (p * (s - mean[..., None]) ** 2).sum(-1), "entropy": lse - mean}
 
 
 def tables(stats: sm.RowStats) -> Iterator[tuple[str, Tensor]]:

@@ -10,14 +10,13 @@ import torch
 import sharpmax as sm
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
-from tests.numerics import assert_same_stats, exact, heads, tables, worst
+from tests.numerics import NEEDS_GPU, assert_same_stats, exact, heads, tables, worst
 
 pytestmark = [
-    pytest.mark.gpu,
+    *NEEDS_GPU,
     # torch's compiler uses parts of torch that torch advises against.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
 ]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

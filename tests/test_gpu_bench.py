@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from sharpmax.experiments.benchmarks.gpu import gpu_entries
 from sharpmax.experiments.benchmarks.measuring import peak_bytes, spent
 from sharpmax.report.gpu import verdicts
+from tests.numerics import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
-]
+pytestmark = NEEDS_GPU
 
 GPU = torch.device("cuda")
 

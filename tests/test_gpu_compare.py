@@ -11,11 +11,9 @@ import torch
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, ModelSpec
 from sharpmax.experiments.compare.run import evaluate, train
 from sharpmax.experiments.stacked_training import StackedTraining
+from tests.numerics import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
-]
+pytestmark = NEEDS_GPU
 
 MODELS = [ModelSpec(width=32), ModelSpec("encoder", 32, 2, 2), ModelSpec("encoder", 32, 2, 2, causal=True)]
 

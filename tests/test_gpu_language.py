@@ -18,11 +18,9 @@ from sharpmax.stats.call import AttentionCall
 from tests.calibration.small import TEXT, profile
 from tests.experiments.evaluate import tiny
 from tests.integrations.families import BIDIRECTIONAL, FAMILIES, LENGTH, Family
+from tests.numerics import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
-]
+pytestmark = NEEDS_GPU
 
 ROWS = LogLinear(level=0.4, length=0.1, entropy=0.3, top=-0.2, var=0.1, reference=4.0)
 POLICIES = [None, Constant(1.7), ROWS]

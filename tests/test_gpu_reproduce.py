@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from sharpmax.experiments.reproduce import measure
 from sharpmax.experiments.stacked_training import RECIPES, Training
 from sharpmax.models.weights import Trained, shipped_path
 from sharpmax.tasks.sized import draw, seeded
+from tests.numerics import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by `make test-gpu` on one"),
-]
+pytestmark = NEEDS_GPU
 
 
 def _trained(stops: tuple[int, ...], steps: int = 400) -> dict[str, torch.Tensor]:

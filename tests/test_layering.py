@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,9 @@ LEVELS = [
     "jax", "tasks", "models", "integrations", "calibration", "probing", "monitoring", "experiments", "report", "cli",
 ]  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages.split()}
-# `report` draws from saved results alone, so it may not reach the code that made them.
-FORBIDDEN = {("report", "experiments")}
+# `report` draws from saved results alone, so it may not reach the code that made them; policies are values that JAX
+# users load too, so the torch side of `stats` must stay out.
+FORBIDDEN = {("report", "experiments"), ("policies", "stats")}
 
 
 def package_of(path: Path) -> str:
@@ -77,12 +79,6 @@ def test_every_module_can_be_imported_under_another_name() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
 
 
-def test_policies_load_stats_for_the_type_checker_only() -> None:
-    """Policies are values that JAX users load too: the torch side of stats must stay out."""
-    for path in (PACKAGE / "policies").glob("*.py"):
-        assert "stats" not in imports(path), path.name
-
-
 HEAVY = {"transformers", "jax", "triton", "altair", "ray", "scipy", "entmax", "typer", "rich"}
 
 
@@ -96,15 +92,51 @@ def modules_after(*lines: str) -> list[set[str]]:
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     used = "import sharpmax.normalisers; from sharpmax import attention, softmax, row_stats, policies, theory"
     alone, core, models = modules_after("import sharpmax", used, "from sharpmax import apply, fold")
+    (tasks,) = modules_after("import sharpmax.tasks as t; t.TASKS, t.plain_text, t.chat_questions")
     assert not alone & {"torch", *HEAVY}
     assert not core & HEAVY
     assert "transformers" not in models
+    assert not tasks & {"torch", "transformers", "numpy"}
 
 
 def test_jax_users_do_not_load_torch() -> None:
     (after,) = modules_after("import sharpmax.jax as smj; smj.softmax, smj.attention, smj.PAPER")
     assert "jax" in after
     assert "torch" not in after
+
+
+WITH_JAX = """
+import numpy as np, sharpmax.jax as sj
+x = np.ones((1, 4, 8), np.float32)
+assert float(sj.softmax(x, policy='paper').sum()) == 4.0
+assert float(sj.entropy(x).min()) > 2.0
+out, stats = sj.attention(x, x, x, return_stats=True, policy='paper')
+assert float(abs(out - 1).max()) < 1e-6 and int(stats.count[0, 0]) == 4
+"""
+THEORY = """
+from sharpmax.theory import entropy_floor, spread_from_product, weight_bounds
+print(weight_bounds([0.0], 2)[1].tolist(), entropy_floor(1.0, 1), spread_from_product([[1.0]], [[2.0]], 1.0, 1.0))
+"""
+WITHOUT_JAX = """
+from sharpmax.errors import MissingExtraError
+try:
+    import sharpmax.jax
+except MissingExtraError as missing:
+    print(missing)
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "program", "printed"),
+    [("torch", WITH_JAX, ""), ("torch", THEORY, "[0.5] 0.0 4.0\n"), ("jax", WITHOUT_JAX, "pip install 'jax>=0.6'")],
+    ids=["jax without torch", "theory without torch", "without jax"],
+)
+def test_without_a_package_that_is_not_needed_or_is(missing: str, program: str, printed: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None\n{program}"
+    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
 
 
 def test_lazy_names_are_the_public_contract() -> None:

@@ -97,9 +97,3 @@ def test_a_command_can_be_run_again(path: Path) -> None:
         assert "--shard" not in words, "a part is not the whole"
         if words[0] == "sharpmax":
             check_command(words)
-
-
-def test_the_test_sees_what_a_command_reads() -> None:
-    command = "sharpmax evaluate m --policy p/a.json --policy paper --task kv,own.py --sizes 8..512 --out here/x.json"
-    assert read_by(command) == ["p/a.json", "own.py"]
-    assert read_by("sharpmax clrs evaluate one two --longest 9") == ["one", "two"]

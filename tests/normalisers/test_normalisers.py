@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sharpmax import normalisers as package
 from sharpmax.errors import ArgumentError, MissingExtraError, OutOfRangeWarning
-from sharpmax.normalisers.base import Normaliser, attend, normaliser, normalisers, visible_softmax
+from sharpmax.normalisers.base import Normaliser, attend, normaliser, normalisers
 from sharpmax.policies.basic import Constant
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.policies.per_head import PerHead
@@ -444,22 +444,6 @@ def test_attend_is_weights_times_the_values_that_are_seen(name: str, poison: flo
     torch.testing.assert_close(good, normaliser(name)(q, k, mask=mask, is_causal=True) @ v)
     assert torch.equal(out[:-1], good[:-1])
     assert out[-1].isnan().tolist() == [False, True, False]
-
-
-def test_a_kind_of_ones_own_in_a_few_lines() -> None:
-    class Cold(Normaliser):
-        name = "cold"
-        disperses = "yes: it is softmax at β = 3"
-
-        def normalise(self, logits: Tensor, visible: Tensor) -> Tensor:
-            return visible_softmax(3 * logits, visible)
-
-    q, k = inputs()
-    visible = some_mask()
-    bad = k.masked_fill(~visible.any(0)[:, None], math.nan)
-    given = normaliser("cold")(q, bad, mask=visible)
-    torch.testing.assert_close(given, normaliser("softmax")(q, k, mask=visible, scale=1.5))
-    assert set(NAMES) | {"cold"} <= set(normalisers())
 
 
 def test_kinds_that_are_not_whole_are_refused() -> None:

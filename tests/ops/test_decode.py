@@ -1,6 +1,7 @@
 """`decode` against dense logits in float64: interpreted, or on a GPU with TRITON_INTERPRET=0."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -285,14 +286,24 @@ def test_statistics(policy, masked):
     assert torch.equal(plain.count, want.count)
 
 
+@dataclass(frozen=True)
+class Doubled(Constant):
+    """A subclass with a rule of its own."""
+
+    def rule(self, xp, stats, remeasure):
+        return 2.0 * super().rule(xp, stats, remeasure)
+
+
 @pytest.mark.parametrize(
     ("shape", "policy", "why"),
     [
         ({"queries": 2, "batch": 2}, LogScale(0.5, 4.0), "does not know the policy"),
+        ({}, Doubled(1.5), "does not know the policy"),
+        ({}, [PAPER, None, PAPER, Doubled(1.5)], "does not know the policy"),
         ({"queries": 9}, "paper", "9 tokens"),
         ({"width": 257, "value_width": 16, "keys": 3}, "paper", "257"),
     ],
-    ids=["policy", "tokens", "width"],
+    ids=["policy", "subclass", "one head", "tokens", "width"],
 )
 def test_what_the_kernels_cannot_do_is_plain_torch(shape, policy, why):
     q, k, v = tensors(**shape)
@@ -333,6 +344,12 @@ def test_empty_sizes(shape):
     out = sm.decode(q, k, v, policy="paper")
     assert out.shape == (batch, heads, queries, 8)
     assert (out == 0).all()
+
+
+def test_coefficients_are_kept_for_few_policies(monkeypatch):
+    monkeypatch.setattr(tables, "_FEW", 3)
+    for i in range(9):
+        assert_decodes(*tensors(keys=20), Constant(1.0 + i))
 
 
 def test_operators_are_registered_as_they_behave():

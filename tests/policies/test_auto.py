@@ -67,11 +67,6 @@ def test_a_model_gets_its_own(caplog: pytest.LogCaptureFixture) -> None:
         sm.apply(tiny.model(), "auto")
 
 
-def test_without_a_model_there_is_none() -> None:
-    with pytest.raises(ArgumentError, match=r"policy: got 'auto' without a model; allowed: sharpmax\.apply"):
-        sm.load_policy("auto")
-
-
 def test_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,14 +48,13 @@ def stats_of(logits: Tensor, visible: Tensor | None = None) -> RowStats:
     return dense_stats(logits, torch.ones_like(logits, dtype=torch.bool) if visible is None else visible)
 
 
-class TestFormula:
-    @pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 700])
-    def test_against_numpy(self, n):
-        for seed in range(6):
-            policy = random_policy(seed, reference=[32.0, 2.0, 500.0][seed % 3])
-            rows = torch.randn(4, n, dtype=torch.float64) * torch.tensor([[0.1], [1.0], [3.0], [9.0]])
-            want = [by_numpy(row, policy) for row in rows.numpy()]
-            np.testing.assert_allclose(beta_of(policy, rows).numpy(), want, rtol=1e-9)
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 32, 33, 700])
+def test_against_numpy(n):
+    for seed in range(6):
+        policy = random_policy(seed, reference=[32.0, 2.0, 500.0][seed % 3])
+        rows = torch.randn(4, n, dtype=torch.float64) * torch.tensor([[0.1], [1.0], [3.0], [9.0]])
+        want = [by_numpy(row, policy) for row in rows.numpy()]
+        np.testing.assert_allclose(beta_of(policy, rows).numpy(), want, rtol=1e-9)
 
 
 class TestNeeds:
@@ -101,28 +100,26 @@ class TestValue:
             torch.testing.assert_close(beta_of(bounded.strengthened(strength), rows), within, rtol=1e-10, atol=0)
 
 
-class TestPerHead:
-    def test_a_coefficient_of_0_in_one_head_is_not_read_from_the_first(self):
-        """Columns are laid side by side from the first head's fields: a 0 there must not switch the others off."""
-        logits = torch.randn(1, 2, 3, 40, dtype=torch.float64)
-        for name in NAMES:
-            other = LogLinear(**{name: 0.5}, reference=2.0)
-            beta = beta_of(PerHead(((LogLinear(reference=2.0), other),)), logits)
-            assert torch.equal(beta[:, 0], torch.ones(1, 3, dtype=torch.float64)), name
-            torch.testing.assert_close(beta[:, 1], beta_of(other, logits[:, 1]), rtol=1e-12, atol=0)
-            assert (beta[:, 1] != 1.0).all(), name
+def test_a_coefficient_of_0_in_one_head_is_not_read_from_the_first():
+    """Columns are laid side by side from the first head's fields: a 0 there must not switch the others off."""
+    logits = torch.randn(1, 2, 3, 40, dtype=torch.float64)
+    for name in NAMES:
+        other = LogLinear(**{name: 0.5}, reference=2.0)
+        beta = beta_of(PerHead(((LogLinear(reference=2.0), other),)), logits)
+        assert torch.equal(beta[:, 0], torch.ones(1, 3, dtype=torch.float64)), name
+        torch.testing.assert_close(beta[:, 1], beta_of(other, logits[:, 1]), rtol=1e-12, atol=0)
+        assert (beta[:, 1] != 1.0).all(), name
 
 
-class TestColumns:
-    def test_gradients_reach_the_columns(self):
-        stats = stats_of(torch.randn(2, 3, 4, 25, dtype=torch.float64))
-        columns = (0.2 * torch.randn(3, len(NAMES), dtype=torch.float64)).requires_grad_()
+def test_gradients_reach_the_columns():
+    stats = stats_of(torch.randn(2, 3, 4, 25, dtype=torch.float64))
+    columns = (0.2 * torch.randn(3, len(NAMES), dtype=torch.float64)).requires_grad_()
 
-        def beta(numbers: Tensor) -> Tensor:
-            fields = {name: numbers[:, i, None] for i, name in enumerate(NAMES)}
-            found: Tensor = with_columns(LogLinear(reference=4.0), fields).rule(ops_for(stats.count), stats, None)
-            return found
+    def beta(numbers: Tensor) -> Tensor:
+        fields = {name: numbers[:, i, None] for i, name in enumerate(NAMES)}
+        found: Tensor = with_columns(LogLinear(reference=4.0), fields).rule(ops_for(stats.count), stats, None)
+        return found
 
-        assert torch.autograd.gradcheck(beta, (columns,))
-        (gradient,) = torch.autograd.grad(beta(columns).sum(), columns)
-        assert (gradient != 0).all()
+    assert torch.autograd.gradcheck(beta, (columns,))
+    (gradient,) = torch.autograd.grad(beta(columns).sum(), columns)
+    assert (gradient != 0).all()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPTJConfig, LlamaConfig, Qwen3Con
 
 import sharpmax as sm
 import sharpmax.jax as smj
-from sharpmax.errors import ArgumentError, UnsupportedError
+from sharpmax.errors import UnsupportedError
 from sharpmax.policies import Constant, LogLength, PerFrequency, PerHead
 
 VALUES = (0.5, 1.0, 1.75, 1.25)  # for heads of size 8
@@ -43,19 +43,6 @@ def test_heads_may_mix_kinds() -> None:
     assert torch.allclose(sm.attention(q, k, v, policy=policy), F.scaled_dot_product_attention(scaled, k, v), atol=1e-5)
     one = sm.decode(q[:, :, :1], k, v, policy=policy)
     assert torch.allclose(one, F.scaled_dot_product_attention(scaled[:, :, :1], k, v), atol=1e-5)
-
-
-def test_what_cannot_have_it_says_so() -> None:
-    with pytest.raises(UnsupportedError, match="use it in attention, decode or a model"):
-        sm.softmax(torch.randn(4), PerFrequency(VALUES))
-    q = torch.randn(1, 1, 4, 6)
-    with pytest.raises(ArgumentError, match="4 rotary frequencies for heads of size 6; allowed: 3"):
-        sm.attention(q, q, q, policy=PerFrequency(VALUES))
-    q = torch.randn(1, 2, 4, 8)
-    with pytest.raises(ArgumentError, match="as many in every head"):
-        sm.attention(q, q, q, policy=PerHead(((PerFrequency(VALUES), PerFrequency((1,))),)))
-    with pytest.raises(ArgumentError, match="one per rotary frequency"):
-        PerFrequency(())
 
 
 def _model(config: type, **more: object) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.errors import ArgumentError
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.polynomial import PAPER
 from sharpmax.policies.registry import resolve_policy
@@ -30,12 +30,6 @@ def test_a_name_comes_before_a_file_and_a_path_before_a_name(tmp_path, monkeypat
     assert sm.load_policy("./paper") == Constant(7.0)
 
 
-@pytest.mark.parametrize("name", ["Paper", "", "no/such/file.json", "log-length", "entropy:2"])
-def test_an_unknown_name_lists_the_choices(name):
-    with pytest.raises(ArgumentError, match=rf"^policy: got '{name}'; allowed: one of \['grok2', .*or the path of"):
-        sm.load_policy(name)
-
-
 @pytest.mark.parametrize("read", [sm.load_policy, resolve_policy])
 class TestTheSameEverywhere:
     """The library, models and the command line read the same words in the same way."""
@@ -44,51 +38,16 @@ class TestTheSameEverywhere:
         assert read("log-length:64") == LogLength(reference=64.0)
         assert read("log-length:1e3") == LogLength(reference=1000.0)
         assert read("constant:1.5") == Constant(1.5)
-        for wrong in ("log-length:", "log-length:many", "constant:1.5x"):
-            with pytest.raises(ArgumentError, match=rf"policy: got '{wrong}'; allowed: \S+: and a number"):
-                read(wrong)
-        for wrong in ("constant:nan", "constant:-1", "log-length:0"):
-            with pytest.raises(ArgumentError):
-                read(wrong)
 
     @pytest.mark.parametrize("name", ["policy.json", "sharpmax_policy.json"])
     def test_folders(self, read, name, tmp_path):
         Constant(2.0).save(tmp_path / name)
         assert read(str(tmp_path)) == Constant(2.0)
 
-    def test_a_folder_without_one_or_with_two(self, read, tmp_path):
-        with pytest.raises(ArgumentError, match=r"a folder without sharpmax_policy\.json or policy\.json"):
-            read(str(tmp_path))
-        for name in ("policy.json", "sharpmax_policy.json"):
-            Constant(2.0).save(tmp_path / name)
-        with pytest.raises(ArgumentError, match="a folder with both"):
-            read(str(tmp_path))
-
     def test_a_file_comes_before_a_kind_with_a_number(self, read, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Constant(7.0).save("constant:2")
         assert read("constant:2") == Constant(7.0)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "cannot be read as JSON"),
-        (b"\xff\xfe\x00", "cannot be read as JSON"),
-        (b"[" * 100_000, "cannot be read as JSON"),
-        (b"3", "not a sharpmax policy"),
-        (b'{"schema": 1, "kind": "constant", "value": Infinity}', "got inf; allowed: a finite number"),
-    ],
-    ids=lambda x: repr(x[:40]),
-)
-def test_a_file_that_is_no_policy_is_named(tmp_path, content, says):
-    path = tmp_path / "broken.json"
-    path.write_bytes(content)
-    with pytest.raises(FileFormatError) as caught:
-        sm.load_policy(path)
-    assert says in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert str(caught.value).startswith("policy: ")
 
 
 def test_saving_again_replaces_the_file_or_leaves_it(tmp_path, monkeypatch):

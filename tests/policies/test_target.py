@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, NotMeasuredError, UnsupportedError
+from sharpmax.errors import UnsupportedError
 from sharpmax.policies.entropy_target import EntropyTarget
 from sharpmax.stats.statistics import dense_stats
-from tests.policies.rows import beta_of, rows_with
+from tests.policies.rows import beta_of
 
 
 def entropy(rows: Tensor) -> Tensor:
@@ -114,13 +114,6 @@ class TestEnds:
         beta = beta_of(EntropyTarget(0.9, floor=floor, ceiling=ceiling), rows)
         torch.testing.assert_close(beta, bisect(rows, 0.9, floor, ceiling), rtol=1e-5, atol=0)
 
-    def test_says_what_it_is_missing(self):
-        with pytest.raises(ArgumentError, match=r"remeasure: got None; .*use sm.attention or sm.softmax"):
-            EntropyTarget(0.5).beta(rows_with(2.0))
-        q, k = torch.randn(1, 3, 4), torch.randn(1, 5, 4)
-        with pytest.raises(NotMeasuredError, match="'var' was not measured"):
-            sm.attention(q, k, k, policy=EntropyTarget(0.5), impl="sdpa")
-
 
 class TestGradient:
     """dβ/ds = −(∂H/∂s)/(∂H/∂β), against finite differences of the solution."""
@@ -151,12 +144,6 @@ class TestGradient:
             first = torch.autograd.grad(attend("streaming")(*inputs).square().sum(), inputs[0], create_graph=True)[0]
             with pytest.raises(UnsupportedError, match="use impl='reference'"):
                 first.sum().backward()
-
-    def test_rows_held_at_an_end_have_none(self):
-        rows = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
-        beta = beta_of(EntropyTarget(0.5), rows)
-        (gradient,) = torch.autograd.grad(beta.sum(), rows)
-        assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 class TestStepsOfEntropyTarget:

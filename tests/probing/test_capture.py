@@ -156,8 +156,6 @@ def test_what_a_capture_gives_back() -> None:
     assert found.stack("top").shape == (2, 2, 4, rows)
     with pytest.raises(ArgumentError, match="name: got 'mean'; allowed: one of"):
         found.stack("mean")
-    with pytest.raises(ArgumentError, match="stack: got a capture without calls"):
-        Capture().stack("top")
     t5 = FAMILIES["t5"].build()
     with sm.capture(t5, "all") as mixed:
         FAMILIES["t5"].logits(t5)
@@ -165,11 +163,9 @@ def test_what_a_capture_gives_back() -> None:
         mixed.stack("top")
 
 
-def test_mistakes_and_errors_leave_the_model_as_it_was() -> None:
+def test_an_error_leaves_the_model_as_it_was() -> None:
     model = FAMILIES["llama"].build()
     with pytest.raises(IndexError), sm.capture(model):
         model(torch.tensor([[10_000]]))
     assert model.config._attn_implementation == "sdpa"
     assert not any(name.startswith("_sharpmax") for name in vars(model))
-    with pytest.raises((TypeError, ValueError), match="model"), sm.capture("model"):  # type: ignore[arg-type]
-        pass

@@ -191,11 +191,6 @@ def test_no_row_exceeds_the_ceiling_and_some_reach_it(policy: Any) -> None:
     assert beta >= beta_ceiling(policy) * (1 - 1e-3)
 
 
-def test_a_policy_without_a_ceiling_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"^policy: β = .* certified; allowed: policies with a ceiling"):
-        beta_ceiling(Polynomial((0.1, 1.0), (0.5, 4.0), outside_is="extrapolate"))
-
-
 def test_a_model_is_measured_as_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The spread, the lengths and where the top weight falls under the mass: the last rows captured again by hand."""
     monkeypatch.setattr(horizons, "LONGEST", 300)

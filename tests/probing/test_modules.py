@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from sharpmax.monitoring.monitor import Monitor
 from tests.integrations.test_torch_modules import Attention, ViT, strong
 
@@ -186,26 +185,3 @@ def test_passes_that_attend_otherwise_have_no_score() -> None:
     with sm.monitor(model, reference, false_alarms=0.2, callback=reports.append):
         model(torch.zeros(2, 8, 1), times=3)
     assert [one.why for one in reports[0].sequences] == ["12 heads were observed, but the monitor has learned 8"] * 2
-
-
-SOME = {4: image(4, 1), 16: image(16, 1)}
-
-
-@pytest.mark.parametrize(
-    ("use", "says"),
-    [
-        (lambda: sm.probe(ViT((True, False)), inputs=SOME), r"ViT attends by hand in blocks\.1\S* \(Attention\)"),
-        (lambda: sm.monitor(ViT((True, False)), [image(4, 20)]), r"attends by hand in blocks\.1"),
-        (
-            lambda: sm.probe(Causal(), inputs={8: torch.zeros(1, 8, 1), 16: (torch.zeros(1, 16, 1), 3)}),
-            r"inputs: got inputs with \[2, 3\] attention calls; allowed: as many calls at every size",
-        ),
-        (
-            lambda: sm.monitor(Causal(), [torch.zeros(9, 8, 1), (torch.zeros(9, 8, 1), 3)], false_alarms=0.2),
-            "reference: got inputs with different numbers of heads",
-        ),
-    ],
-)
-def test_mistakes_are_named(use: Any, says: str) -> None:
-    with pytest.raises((ArgumentError, ArgumentTypeError, UnsupportedError), match=says):
-        use()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError
+from sharpmax.errors import ArgumentError
 from sharpmax.policies.basic import Constant
 from sharpmax.probing.forecast import predict
 from sharpmax.probing.measurement import Numbers, ProbeInputs
@@ -90,20 +90,6 @@ def test_key_replication_needs_last_rows_and_no_policy_that_reads_rows() -> None
         found = sm.probe(model, tiny.tokenizer(), rows=rows, **settings)
         assert found.tables()["forecast/kv"]["method"] == "line"
         assert found.setting["policy"] == policy
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"tasks": ["kv", "kv"]}, "tasks: got .* different tasks"),
-        ({"sizes": [8, 0]}, "sizes: got 0; allowed: whole numbers from 1"),
-        ({"tokenizer": None}, r"tokenizer: got None; allowed: the model's tokenizer .*or give inputs"),
-        ({"tasks": "kv"}, r"tasks: got 'kv'; .*write tasks=\['kv'\]"),
-    ],
-)
-def test_mistakes_are_named(options: dict[str, Any], says: str) -> None:
-    with pytest.raises((ArgumentError, ArgumentTypeError), match=says):
-        sm.probe(**{"model": tiny.model(), "tokenizer": tiny.tokenizer(), **options})
 
 
 def test_a_model_that_computes_nan_has_a_verdict_without_numbers() -> None:

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentTypeError, NotMeasuredError
 from sharpmax.stats.statistics import FIELDS, RowStats, dense_stats
 
 DERIVED = (*FIELDS, "entropy", "top_weight")
@@ -118,10 +117,6 @@ class TestMerge:
             assert merged.entropy == pytest.approx(float(of([1.0, 1.0, 2.0, 2.0]).entropy), rel=1e-14)
         assert full.merge(RowStats.anchored(full.count)).measured == ("count",)
 
-    def test_only_row_statistics_merge(self):
-        with pytest.raises(ArgumentTypeError, match="other: got int; allowed: RowStats"):
-            of([1.0]).merge(3)  # type: ignore[arg-type]
-
 
 class TestDerived:
     @given(LOGITS | CLOSE)
@@ -160,15 +155,6 @@ class TestDerived:
         (found,) = torch.autograd.grad(stats.top_weight.sum(), logits)
         (want,) = torch.autograd.grad(logits.softmax(-1).amax(-1).sum(), logits)
         torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize(("read", "missing"), [("max", "max"), ("var", "var"), ("top_weight", "max")])
-def test_what_was_not_measured_is_named(read, missing):
-    stats = sm.row_stats(torch.randn(1, 2, 4), torch.randn(1, 5, 4), impl="sdpa")
-    with pytest.raises(
-        NotMeasuredError, match=f"'{missing}' was not measured .*; measured: count, lse, mean; use impl="
-    ):
-        getattr(stats, read)
 
 
 class TestValue:

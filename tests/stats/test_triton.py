@@ -2,9 +2,7 @@
 
 import functools
 import math
-import os
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -138,22 +136,7 @@ def test_far_but_visible_keys_weigh_nothing(far):
     assert all(torch.equal(a, b) for a, b in zip(seen, gone, strict=True))
 
 
-def test_strided_and_expanded_inputs():
-    base = random_problem(20, 67, 20, group=2, heads=2, mask=randn(1, 2, 2, 20, 67, seed=3) > -1)
-    assert base.mask is not None
-    odd = AttentionCall(
-        q=base.q.transpose(1, 3).contiguous().transpose(1, 3),
-        k=torch.stack((base.k, -base.k), -1)[..., 0],
-        mask=base.mask.mT.contiguous().mT,
-        gain=None,
-        offset=None,
-        scale=base.scale,
-        rows=base.rows,
-    )
-    assert not odd.q.is_contiguous()
-    for a, b in zip(triton_parts(odd), triton_parts(base), strict=True):
-        # Compiled for other strides, the same sums may be taken in another order.
-        assert torch.equal(a, b) if INTERPRETED else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+def test_expanded_inputs():
     shared = randn(1, 1, 1, 20, seed=5).expand(1, 3, 33, 20)
     q = randn(1, 3, 4, 20, seed=6)
     found = assert_within_contract(call_at(q, shared, None, offset=None, scale=None, enable_gqa=False))
@@ -228,27 +211,12 @@ def test_wide_heads_and_other_dtypes_are_refused():
 def test_available_gives_a_reason(monkeypatch):
     assert available(DEVICE) is None
     assert "'meta'" in (available(torch.device("meta")) or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(triton, "interpreted", lambda: False)
+        assert "set TRITON_INTERPRET=1" in (available(torch.device("cpu")) or "")
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(triton, "_INSTALLED", False)
     # The version stands there where the metadata of sharpmax are installed.
     assert re.search(r"pip install '?triton(>=3\.4')?", available(DEVICE) or "")
     with pytest.raises(UnsupportedError, match=r"pip install '?triton"):
         measure(random_problem(2, 3, 16), "triton", frozenset({"lse"}))
-
-
-def test_without_the_interpreter_cpu_tensors_are_refused():
-    code = """
-import sys, torch, sharpmax as sm
-from sharpmax.stats.triton_launch import available
-assert 'TRITON_INTERPRET=1' in available(torch.device('cpu'))
-assert 'triton' not in sys.modules
-x = torch.ones(1, 2, 4)
-try:
-    sm.row_stats(x, x, impl="triton")
-except NotImplementedError as error:
-    print(error)
-"""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
-    assert "TRITON_INTERPRET=1" in done.stdout
-    assert "impl='streaming'" in done.stdout

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.files import write_bytes
 from sharpmax.tasks.clrs_text import datasets
 from sharpmax.tasks.clrs_text.datasets import load_dataset, make_dataset
-from sharpmax.tasks.clrs_text.generation import RELEASE, Example, examples
+from sharpmax.tasks.clrs_text.generation import Example, examples
 from sharpmax.tasks.clrs_text.sizes import train_sizes
+from tests.tasks.test_clrs_text import needs_clrs
 
-needs_clrs = pytest.mark.skipif(
-    importlib.util.find_spec("clrs") is None, reason=f"needs dm-clrs: pip install --no-deps {RELEASE}"
-)
 ROWS = [Example("minimum:\nkey: [1 2]\nmin:\n", "0\n\n", "minimum", 4), Example('é, "q"\n', "1\n\n", "bfs", 5)]
 
 
@@ -98,12 +94,6 @@ def test_notes_report_fewer_questions_than_requested(tmp_path: Path) -> None:
     assert notes[1] == "test: naive_string_matcher, size 10: 60 examples"
 
 
-def test_a_bad_request_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="bogosort"):
-        make_dataset(tmp_path, "train", ["minimum", "bogosort"], per_cell=1)
-    assert not contents(tmp_path)
-
-
 def written(file: Path) -> Path:
     lines = [json.dumps({**vars(row), "use_hints": True}) + "\n" for row in ROWS]
     file.write_text("".join(lines) + "\n", encoding="utf-8")
@@ -122,21 +112,3 @@ def test_a_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "dataset_infos.json").write_text("{}", encoding="utf-8")
     (tmp_path / ".half.jsonl").write_text("{", encoding="utf-8")
     assert load_dataset(tmp_path) == ROWS * 2
-
-
-GOOD = json.dumps(vars(ROWS[0]))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"dataset: '.*a.jsonl' holds no examples"),
-        (GOOD + "\n{\n", r"dataset: '.*a.jsonl', line 2 is not JSON \(.*\)"),
-        ("[1]\n", r"dataset: .*, line 1 is not an object with the columns question, answer, algo_name, length"),
-        (GOOD.replace("4", '"four"'), r"dataset: .* has 'four' as length; allowed: a whole number"),
-    ],
-)
-def test_files_that_are_no_dataset_are_one_line(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
-    with pytest.raises(FileFormatError, match=f"^{message}$"):
-        load_dataset(tmp_path / "a.jsonl")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -328,14 +326,3 @@ def test_other_kinds_of_number():
     assert theory.entropy_ceiling(10**300) == pytest.approx(300 * math.log(10), rel=1e-15)
     np.testing.assert_allclose(theory.entropy_ceiling([[1, 2], [3, 4]]), np.log([[1, 2], [3, 4]]), rtol=1e-15)
     assert theory.entropy_ceiling(np.ones(0)).shape == (0,)
-
-
-def test_it_runs_without_torch():
-    script = """
-import sys
-sys.modules["torch"] = None
-from sharpmax.theory import entropy_floor, spread_from_product, weight_bounds
-print(weight_bounds([0.0], 2)[1].tolist(), entropy_floor(1.0, 1), spread_from_product([[1.0]], [[2.0]], 1.0, 1.0))
-"""
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert finished.stdout == "[0.5] 0.0 4.0\n", finished.stderr
