@@ -48,6 +48,10 @@ def test_tables_have_the_numbers_of_the_file() -> None:
     bench = json.loads((ROOT / "benchmarks" / "cpu.json").read_text())["tables"]["bench"]
     shown = filled(ROOT, "results/cpu.md", "<!-- bench: cpu -->")
     assert all(f"| {one['median_s']:.3f} | {one['ratio']:.2f} |" in shown for one in bench.values())
+    found = json.loads((ROOT / "benchmarks" / "tabpfn.json").read_text())["tables"]["tables"]["synthetic"]["8192"]
+    right = [sum(one["accuracy"]) / len(one["accuracy"]) for one in found["policies"].values()]
+    shown = filled(ROOT, "how-to/tabpfn.md", "<!-- bench: tabpfn -->")
+    assert f"| `synthetic` | 12 | 8,192 | 1.30 | {right[0]:.1%} | {right[1]:.1%} | " in shown
 
 
 @pytest.mark.parametrize(
