@@ -19,12 +19,16 @@ from sharpmax.errors import (
     SharpmaxError,
     UnsupportedError,
 )
+from sharpmax.experiments.benchmarks.gpu import gpu_entries
+from sharpmax.experiments.compare.methods import Method, ModelSpec, recipe_for
 from sharpmax.lazy import require
 from sharpmax.normalisers import base as normalisers
 from sharpmax.normalisers.base import attend, normaliser
 from sharpmax.policies import base as policies
 from sharpmax.policies.base import policy_from_dict
+from sharpmax.provenance import check_seed
 from sharpmax.tasks.clrs_text import examples, make_dataset
+from sharpmax.tasks.sized import sized_task
 from tests.test_golden import GOLDEN, check
 
 
@@ -36,6 +40,12 @@ NAN, INF = float("nan"), float("inf")
 Q, K, LOGITS = t(2, 4, 3, 8), t(2, 4, 5, 8), t(2, 5)
 TOKEN, CACHE = t(1, 4, 1, 16), t(1, 2, 70, 16)
 _FORM = re.compile(r"[\w, ]+: got .+; allowed: .+")
+
+
+def train_method(**own: Any) -> Any:
+    method = Method("odd", "softmax", **own)
+    method.check(sized_task("max"))
+    return recipe_for(ModelSpec(), method, sized_task("max"), 5000, 64)
 
 
 def self_attention(q: Any, k: Any, **options: Any) -> Any:
@@ -65,7 +75,7 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_kinds", kinds)
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
     own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
-    own |= {"examples": examples, "make_dataset": make_dataset}
+    own |= {"examples": examples, "make_dataset": make_dataset, "check_seed": check_seed, "gpu_entries": gpu_entries}
     check_answers("errors", {**globals(), **public, **own})
 
 

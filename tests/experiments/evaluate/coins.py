@@ -7,26 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-TASK = """
-task: coins
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: ["a", "b"]
-doc_to_target: "{{{{label}}}}"
-target_delimiter: ""
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-metadata:
-  version: 1.0
-"""
-
 
 def questions() -> list[dict[str, Any]]:
     rng = random.Random(6)
@@ -38,5 +18,6 @@ def write(folder: Path) -> Path:
     data = folder / "coins.jsonl"
     data.write_text("".join(json.dumps(line) + "\n" for line in questions()))
     (folder / "tasks").mkdir()
-    (folder / "tasks" / "coins.yaml").write_text(TASK.format(data=data))
+    task = Path(__file__).with_name("coins.yaml").read_text().replace("DATA", str(data))
+    (folder / "tasks" / "coins.yaml").write_text(task)
     return folder / "tasks"

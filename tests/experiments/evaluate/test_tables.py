@@ -23,7 +23,7 @@ from sharpmax.integrations.transformers.application import applied
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
 from tests.experiments.evaluate.coins import questions, write
-from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, ROOM, language
+from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, language
 
 SHARP = PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]])
 PLAN = Plan(
@@ -170,11 +170,6 @@ def test_rows_outside_the_fitted_range_are_reported(tmp_path: Path) -> None:
     assert len(about["short"]["remarks"]) == 1
     assert "outside 2 … 50" in about["short"]["remarks"][0]
     assert about[BASE]["remarks"] == []
-
-
-def test_prompts_longer_than_the_context_are_rejected_before_the_run() -> None:
-    with pytest.raises(ArgumentError, match=f"--sizes: got 300 for the task 'letters', .* up to {ROOM} tokens"):
-        prepare(language(), replace(PLAN, sizes=(4, 300)))
 
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
