@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from sharpmax.errors import (
     UnsupportedError,
 )
 from sharpmax.experiments.benchmarks.gpu import gpu_entries
+from sharpmax.experiments.benchmarks.monitor import monitor_tables
 from sharpmax.experiments.compare.methods import Method, ModelSpec, recipe_for
 from sharpmax.lazy import require
 from sharpmax.normalisers import base as normalisers
@@ -76,6 +79,7 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
     own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
     own |= {"examples": examples, "make_dataset": make_dataset, "check_seed": check_seed, "gpu_entries": gpu_entries}
+    own["monitor_tables"] = partial(monitor_tables, SimpleNamespace(model=None))
     check_answers("errors", {**globals(), **public, **own})
 
 

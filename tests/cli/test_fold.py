@@ -30,13 +30,11 @@ def gentle() -> Any:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and a policy."""
-    folder = tmp_path_factory.mktemp("home")
-    gentle().save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
-    CONSTANTS.save(folder / "constants.json")
-    return folder
+def home(home: Path) -> Path:
+    """With gentle weights and a policy."""
+    gentle().save_pretrained(home / "model")
+    CONSTANTS.save(home / "constants.json")
+    return home
 
 
 def test_a_folded_checkpoint_is_the_applied_policy(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +19,31 @@ from sharpmax.experiments.benchmarks.gpu_inputs import ChosenHeads, Shape, drawn
 from sharpmax.experiments.benchmarks.measuring import Spent
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats.call import AttentionCall, Parts
-from tests.experiments.gpu_cases import CPU, SHAPE, plain_decode, set_decode
 
 pytestmark = pytest.mark.filterwarnings("ignore::sharpmax.errors.OutOfRangeWarning")
 
+CPU = torch.device("cpu")
+SHAPE = Shape(2, 4, 2, 40, 40, 16, causal=True)
 SHAPES = [SHAPE, replace(SHAPE, causal=False), Shape(1, 2, 2, 1, 33, 8)]
 OPTIONS: dict[str, Any] = {"seed": 0, "device": CPU, "rounds": 2}
 SPEEDS = ("ours_ms", "stock_ms", "ratio", "stock_ms_by_backend", "host_ms", "stock_host_ms")
+
+
+def plain_decode(
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = None, block_table: Tensor | None = None, **options: Any
+) -> Tensor:
+    if block_table is not None:
+        assert lengths is not None
+        keys = int(lengths[0])
+        pages = [x[block_table.long()].flatten(1, 2) for x in (k, v)]
+        assert all(x[:, keys:].isnan().all() for x in pages), "unused slots must not be read"
+        k, v = (x[:, :keys].transpose(1, 2) for x in pages)
+    out: Tensor = sm.attention(q, k, v, enable_gqa=True, **options)
+    return out
+
+
+def set_decode(monkeypatch: pytest.MonkeyPatch, decode: Any = plain_decode) -> None:
+    monkeypatch.setattr(sys.modules["sharpmax"], "decode", decode, raising=False)
 
 
 def whole(shape: Shape, policy: str | None) -> tuple[Tensor, list[Tensor]]:

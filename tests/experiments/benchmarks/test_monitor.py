@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError
 from sharpmax.experiments.benchmarks.monitor import TaskPlan, answered, monitor_tables, replies_of
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.models.scoring import Reply, judge
@@ -50,21 +48,6 @@ def tables(**options: Any) -> dict[str, Any]:
     return monitor_tables(tiny.language(), settings.pop("plans", TASK_PLANS), **settings)
 
 
-def test_tables() -> None:
-    found = tables()
-    json.dumps(found, allow_nan=False)
-    setting = found["setting"]
-    assert found["false_alarms"]["pooled"]["n"] == 3 * 24
-    assert set(found["auroc/letters"]) == {"monitor", "confidence", "entropy", "energy", "length", "both"}
-    counted = [found[f"auroc/{name}"]["confidence"]["pooled"] for name in (*setting["tasks"], "all")]
-    assert [one["wrong"] + one["right"] for one in counted] == [3 * 12, 2 * 12, 5 * 12]
-    assert counted[0]["right"] + counted[1]["right"] == counted[2]["right"]
-    assert found["overhead"]["every"] == 16
-    assert min(found["overhead"][name] for name in ("plain_ms", "watched_ms")) > 0
-    assert found["overhead"]["targets"]["overhead_percent"]["reached"] is None
-    assert installed(tiny.language().model) is None
-
-
 def test_a_monitor_raises_the_alarms_of_the_table() -> None:
     """With the same reference and evaluation prompts."""
     language, found = tiny.language(), tables(plans=TASK_PLANS[:1], false_alarms=0.3)
@@ -83,12 +66,3 @@ def test_a_monitor_raises_the_alarms_of_the_table() -> None:
     alarms = [report.alarm for report in reports]
     assert found["false_alarms"]["pooled"]["mean"] == pytest.approx(100 * sum(alarms) / len(alarms))
     assert 0 < sum(alarms) < len(alarms)
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [({"false_alarms": 0.01}, "limit: got 12; allowed: 18 or more"), ({"context": 2}, "length: got 2")],
-)
-def test_settings_that_are_too_small_are_rejected(options: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ArgumentError, match=wanted):
-        tables(**options)

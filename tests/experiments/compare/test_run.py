@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -159,8 +158,6 @@ def test_keys_of_a_plan_change_only_with_what_the_numbers_depend_on() -> None:
     tasks = plan.tasks()
     keys = [task.key for task in tasks]
     assert len(set(keys)) == len(tasks) == 2 * (1 + 2)
-    assert re.fullmatch(r"max/single w128/mine [0-9a-f]{8}/seeds 0-2/train", keys[0])
-    assert re.fullmatch(r"max/single w128/hard [0-9a-f]{8}/seeds 0-2/test 16", keys[-1])
     assert all((task.after in keys) == ("/test " in task.key) for task in tasks)
 
     def key(**other: Any) -> str:
