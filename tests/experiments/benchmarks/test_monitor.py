@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -43,14 +42,10 @@ def test_one_pass_measures_what_separate_passes_do() -> None:
     assert not model._forward_hooks
 
 
-def tables(**options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {"limit": 12, "false_alarms": 0.2, "rounds": 1, "context": 40} | options
-    return monitor_tables(tiny.language(), settings.pop("plans", TASK_PLANS), **settings)
-
-
 def test_a_monitor_raises_the_alarms_of_the_table() -> None:
     """With the same reference and evaluation prompts."""
-    language, found = tiny.language(), tables(plans=TASK_PLANS[:1], false_alarms=0.3)
+    language = tiny.language()
+    found = monitor_tables(language, TASK_PLANS[:1], limit=12, false_alarms=0.3, rounds=1, context=40)
 
     def read(seed: int) -> list[list[tuple[int, ...]]]:
         asked = [replies_of(language, tiny.LETTERS, size, 24, seed) for size in (4, 8)]
