@@ -77,9 +77,10 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds = {name: kind for name, kind in module._kinds.items() if kind.__module__.startswith("sharpmax.")}
         monkeypatch.setattr(module, "_kinds", kinds)
     public = {name: getattr(module, name) for module in (sm, sm.policies) for name in module.__all__}
-    own = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
+    own: dict[str, Any] = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
     own |= {"examples": examples, "make_dataset": make_dataset, "check_seed": check_seed, "gpu_entries": gpu_entries}
-    own["monitor_tables"] = partial(monitor_tables, SimpleNamespace(model=None))
+    language: Any = SimpleNamespace(model=None)
+    own["monitor_tables"] = partial(monitor_tables, language)
     check_answers("errors", {**globals(), **public, **own})
 
 
