@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,9 @@ from sharpmax.errors import (
     SharpmaxError,
     UnsupportedError,
 )
+from sharpmax.experiments.benchmarks.gpu import gpu_entries
+from sharpmax.experiments.benchmarks.monitor import monitor_tables
+from sharpmax.experiments.compare.methods import Method, ModelSpec, recipe_for
 from sharpmax.lazy import require
 from sharpmax.normalisers import base as normalisers
 from sharpmax.normalisers.base import attend, normaliser
@@ -28,8 +33,10 @@ from sharpmax.policies import base as policies
 from sharpmax.policies.base import policy_from_dict
 from sharpmax.probing.capture import Capture
 from sharpmax.probing.horizons import beta_ceiling
+from sharpmax.provenance import check_seed
 from sharpmax.tasks.clrs_text import examples, make_dataset
 from sharpmax.tasks.clrs_text.datasets import load_dataset
+from sharpmax.tasks.sized import sized_task
 from tests.experiments.evaluate import tiny
 from tests.integrations.test_torch_modules import ViT
 from tests.probing.test_modules import Causal
@@ -48,6 +55,12 @@ _BUILTIN: dict[type[Exception], type[Exception]] = {
     ArgumentError: ValueError, ArgumentTypeError: TypeError, FileFormatError: ValueError,
     MissingExtraError: ImportError, NotMeasuredError: AttributeError, UnsupportedError: NotImplementedError,
 }  # fmt: skip
+
+
+def train_method(**own: Any) -> Any:
+    method = Method("odd", "softmax", **own)
+    method.check(sized_task("max"))
+    return recipe_for(ModelSpec(), method, sized_task("max"), 5000, 64)
 
 
 def self_attention(q: Any, k: Any, **options: Any) -> Any:
@@ -86,6 +99,9 @@ def test_mistakes_are_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     own: dict[str, Any] = {"normaliser": normaliser, "attend": attend, "policy_from_dict": policy_from_dict}
     own |= {"examples": examples, "make_dataset": make_dataset, "load_dataset": load_dataset}
     own |= {"tiny": tiny, "ViT": ViT, "Causal": Causal, "Capture": Capture, "beta_ceiling": beta_ceiling}
+    own |= {"check_seed": check_seed, "gpu_entries": gpu_entries}
+    language: Any = SimpleNamespace(model=None)
+    own["monitor_tables"] = partial(monitor_tables, language)
     check_answers("errors", {**globals(), **public, **own})
     files = ["a.jsonl", "broken.json", "own.py", "policy.json", "sharpmax_policy.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files  # nothing but what was `written`

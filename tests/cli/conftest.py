@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sharpmax import provenance
 from sharpmax.cli import main, terminal
 from tests.calibration.small import TEXT
 from tests.cli.lines import is_one_error_line
+from tests.experiments.conftest import no_git as no_git
 from tests.experiments.evaluate import tiny
 
 
@@ -43,11 +43,6 @@ class Command:
         assert (outcome.code, outcome.out) == (2, "")
         assert is_one_error_line(outcome.err), outcome.err
         return outcome.err
-
-
-@pytest.fixture(autouse=True)
-def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "_git", lambda folder, *arguments: None)
 
 
 @pytest.fixture(scope="module")

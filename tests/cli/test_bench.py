@@ -19,14 +19,15 @@ from sharpmax.experiments.benchmarks import latency
 from sharpmax.experiments.benchmarks import monitor as monitor_bench
 from sharpmax.experiments.benchmarks.gpu_inputs import Shape
 from sharpmax.experiments.benchmarks.latency import generate_tables
-from sharpmax.experiments.benchmarks.monitor import TaskPlan
+from sharpmax.integrations.transformers.interface import installed
 from sharpmax.models import language
 from sharpmax.report.gpu import read_entries
 from sharpmax.stats import dispatch as operator
 from sharpmax.stats.call import AttentionCall, Parts
 from tests.cli.lines import saved
+from tests.experiments.benchmarks.test_gpu import set_decode
+from tests.experiments.benchmarks.test_monitor import TASK_PLANS
 from tests.experiments.evaluate import tiny
-from tests.experiments.gpu_cases import set_decode
 from tests.integrations.families import FAMILIES
 
 CASES = {"attention/stock", "row-stats/streaming", "row-stats/stock", "attention/paper"}
@@ -47,7 +48,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bench_prints_a_table_and_writes_json(sharpmax_command: Any, tmp_path: Path) -> None:
     outcome = sharpmax_command.ok("bench", "--cpu", "--length", 96, "--repeat", 2, "--out", tmp_path)
-    assert "extra mb" in outcome.out
+    for words in ("extra mb", "ratio ≤ 1.2, reached", "heavy modules ≤ 0, missed"):
+        assert words in outcome.out
     results = saved(tmp_path, "cpu.json")
     assert results["schema"] == 1
     assert results["command"] == f"sharpmax bench --length 96 --repeat 2 --seed 0 --out {tmp_path.name}"
@@ -125,36 +127,46 @@ def test_gpu_needs_one(sharpmax_command: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_monitor(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = (TaskPlan(tiny.LETTERS, (4, 8, 16), 8),)
     monkeypatch.setattr(language, "load_language_model", lambda name, **options: tiny.language())
-    made = functools.partial(monitor_bench.monitor_tables, plans=plans, false_alarms=0.2)
+    made = functools.partial(monitor_bench.monitor_tables, plans=TASK_PLANS, false_alarms=0.2)
     monkeypatch.setattr(monitor_bench, "monitor_tables", made)
-    options = ("--device", "cpu", "--prompts", 8, "--repeat", 1, "--length", 40)
+    options = ("--device", "cpu", "--prompts", 12, "--repeat", 1, "--length", 40)
     outcome = sharpmax_command.ok("bench", "--monitor", *options, "--out", tmp_path)
     for words in ("model tiny, device cpu, dtype float32", "confidence", "false alarms (%): ", "overhead: "):
         assert words in outcome.out
     results = saved(tmp_path, "monitor.json")
     assert results["command"] == (
-        "sharpmax bench --monitor --length 40 --repeat 1 --prompts 8 --seed 0 --device cpu --dtype float32 "
+        "sharpmax bench --monitor --length 40 --repeat 1 --prompts 12 --seed 0 --device cpu --dtype float32 "
         f"--out {tmp_path.name}"
     )
-    assert f"mean {results['tables']['false_alarms']['pooled']['mean']:.4g}" in outcome.out
+    found = results["tables"]
+    assert f"mean {found['false_alarms']['pooled']['mean']:.4g}" in outcome.out
+    assert found["false_alarms"]["pooled"]["n"] == 3 * 24
+    assert set(found["auroc/letters"]) == {"monitor", "confidence", "entropy", "energy", "length", "both"}
+    counted = [found[f"auroc/{name}"]["confidence"]["pooled"] for name in (*found["setting"]["tasks"], "all")]
+    assert [one["wrong"] + one["right"] for one in counted] == [3 * 12, 2 * 12, 5 * 12]
+    assert counted[0]["right"] + counted[1]["right"] == counted[2]["right"]
+    assert found["overhead"]["every"] == 16
+    assert min(found["overhead"][name] for name in ("plain_ms", "watched_ms")) > 0
+    assert found["overhead"]["targets"]["overhead_percent"]["reached"] is None
+    assert installed(tiny.language().model) is None
 
 
 def test_training(sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tables(*, length: int, repeat: int, device: torch.device, seed: int, note: Any) -> dict[str, Any]:
-        case = {"median_ms": 12.5, "ratio": 1.5, "targets": {"ratio": {"at_most": 1.2, "reached": False}}}
-        target = {"observer_percent": {"at_most": 1.0, "reached": True}}
-        cost = {"every": 10, "observer_percent": 0.5, "targets": target}
-        setting = {"model": "tiny", "length": length, "device": device.type}
-        return {"setting": setting, "training_bench": {"observed": case}, "training_cost": cost}
-
-    monkeypatch.setattr(latency, "training_tables", tables)
-    printed = sharpmax_command.ok("bench", "--training", "--device", "cpu", "--out", tmp_path).out
-    assert "model tiny, device cpu, length 64" in printed
-    assert re.search(r"observed +12.500 +1.50 +ratio ≤ 1.2, missed", printed)
-    assert "training cost: observer percent 0.5, observer percent ≤ 1, reached" in printed
-    assert (tmp_path / "training.json").is_file()
+    shape = {"vocab_size": 1000, "hidden_size": 36, "intermediate_size": 8}
+    monkeypatch.setattr(latency, "_SHAPE", latency._SHAPE | shape)
+    monkeypatch.setattr(latency, "training_tables", functools.partial(latency.training_tables, layers=1))
+    options = ("--device", "cpu", "--length", 24, "--repeat", 1)
+    printed = sharpmax_command.ok("bench", "--training", *options, "--out", tmp_path).out
+    tables = saved(tmp_path, "training.json")["tables"]
+    bench, cost = tables["training_bench"], tables["training_cost"]
+    assert list(bench) == list(latency.TRAINING_CASES)
+    assert bench["baseline"]["ratio"] == 1.0
+    assert cost["observer_percent"] == pytest.approx(100.0 * (bench["observed"]["ratio"] - 1.0) / 20)
+    assert cost["targets"]["clip_percent"] == {"at_most": 1.0, "reached": None}
+    assert "device cpu, length 24" in printed
+    assert re.search(r"\n *observed +[\d.]+ +[\d.]+", printed)
+    assert re.search(r"training cost: .*observer percent [-\d.e]+, .*clip percent ≤ 1\b", printed)
 
 
 def test_generate_times_the_baseline_and_every_policy_that_fits() -> None:

@@ -30,13 +30,11 @@ def gentle() -> Any:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and a policy."""
-    folder = tmp_path_factory.mktemp("home")
-    gentle().save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
-    CONSTANTS.save(folder / "constants.json")
-    return folder
+def home(home: Path) -> Path:
+    """With gentle weights and a policy."""
+    gentle().save_pretrained(home / "model")
+    CONSTANTS.save(home / "constants.json")
+    return home
 
 
 def test_a_folded_checkpoint_is_the_applied_policy(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
@@ -78,23 +76,6 @@ def test_as_adapter(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
     line = ("fold", home / "model", "--policy", home / "constants.json", "--as", "adapter", "--out", tmp_path / "a")
     assert "Load it as any PEFT adapter" in sharpmax_command.ok(*line).out
     assert {file.name for file in (tmp_path / "a").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-
-
-def test_nothing_is_written_over(home: Path, tmp_path: Path, sharpmax_command: Any) -> None:
-    kept = [tmp_path / "folder" / "model.safetensors", tmp_path / "file", tmp_path / "there.gguf"]
-    kept[0].parent.mkdir()
-    for file in kept:
-        file.write_text("GGUF")
-    for out in (kept[0].parent, kept[1]):
-        error = sharpmax_command.refused("fold", home / "model", "--policy", "constant:2", "--out", out)
-        assert "--out: got" in error
-        assert "a new or empty folder" in error
-    error = sharpmax_command.refused("fold", kept[2], "--policy", "constant:2", "--out", kept[2])
-    assert "a new file that ends in .gguf" in error
-    error = sharpmax_command.refused("fold", home / "model", "--policy", "constant:2", "--out", tmp_path / "new.gguf")
-    assert "a folder for a checkpoint; give a GGUF file as MODEL" in error
-    assert [file.read_text() for file in kept] == ["GGUF"] * 3
-    assert not (tmp_path / "new.gguf").exists()
 
 
 def test_a_full_disk_leaves_nothing(

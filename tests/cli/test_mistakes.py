@@ -38,12 +38,14 @@ def home(home: Path) -> Path:
         "empty.txt": " \n", "short.txt": "Only a few words.", "lacking.jsonl": '{"question": "a", "answer": "b"}\n',
         "eight.jsonl": '{"question": "a", "answer": "b", "algo_name": "minimum", "length": 8}\n', "model.gguf": "GGUF",
         "empty.py": "x = 1\n", "broken.py": "x = 1 / 0\n", "step.py": SQUARES.replace('"squares"', '"step"'),
+        "syntax.py": "x = 1\nx = (", "lines.py": "x = 1\nraise ValueError('no\\nluck')",
+        "exit.py": "raise SystemExit(3)", "half/empty.py": "x = 2\n", "half/run.json": "{}",
     }  # fmt: skip
+    (home / "half").mkdir()
     for name, text in files.items():
         (home / name).write_text(text, encoding="utf-8")
     (home / "binary.txt").write_bytes(bytes(range(256)))
-    (home / "half").mkdir()
-    (home / "half" / "run.json").write_text("{}")
+    (home / "binary.py").write_bytes(b"\xff\xfe\x00")
     PerHead.of(Constant, value=[[2.0] * 3] * 2).save(home / "heads.json")
     PerHead.of(Constant, value=[[2.0] * 4] * 3).save(home / "layers.json")
     PerHead.of(LogLength, reference=[[16.0] * 4] * 2).save(home / "lengths.json")
@@ -57,12 +59,16 @@ def home(home: Path) -> Path:
     return home
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
 def test_a_mistake_is_one_line(
     home: Path, sharpmax_command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiles, "PROFILES", {"small": profile(), "full": profile()})
-    answers = []
+    answers, before = [], contents(home)
     for line in (GOLDEN / "mistakes.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith(" "):
             continue
@@ -73,4 +79,5 @@ def test_a_mistake_is_one_line(
         error = error.removeprefix("sharpmax: error: ").replace(str(home), "{home}").replace(str(tmp_path), "{here}")
         answers.append(f"{line}\n    {error}")
     assert len(answers) > 80
+    assert contents(home) == before
     check("mistakes", "".join(answers))

@@ -25,8 +25,6 @@ def test_a_run_leaves_results_policies_figures_and_page(tmp_path: Path, sharpmax
     assert sm.load_policy(run / "policy-refit.json").kind == "polynomial"
     assert not [name for name in names if name.startswith(".")], "something half-written was left behind"
     results = saved(run)
-    variants = ["softmax", "paper", "refit", "log-length", "entropy-target", "hard"]
-    assert list(results["tables"]["accuracy"]) == variants
     assert results["tables"]["accuracy"]["softmax"]["1024"]["n"] == 2
     assert results["tables"]["setting"]["samples"] == 8
     assert results["tables"]["weights"]["sharp"]["trained"]["commit"]

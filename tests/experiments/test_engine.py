@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sharpmax.errors import ArgumentError, FileFormatError, MissingExtraError, SharpmaxError
+from sharpmax.errors import ArgumentError, MissingExtraError, SharpmaxError
 from sharpmax.experiments import engine as plugins
 from sharpmax.experiments.engine import Job
 from sharpmax.experiments.run_folder import RunStore
@@ -132,26 +132,3 @@ def test_the_text_of_a_plugin_is_enough_to_register_its_normaliser(tmp_path: Pat
     # A changed file replaces what it defined before; the name is not taken.
     changed: Any = plugins.load_plugin(plugins.Plugin(plugin.path, plugin.text + "\n"))
     assert normalisers()["squared-for-a-test"] is changed.Squared is not module.Squared
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (b"\xff\xfe\x00", "is not text in UTF-8"),
-        (b"x = 1\nx = (", r"cannot be run \(SyntaxError"),
-        (b"x = 1\nraise ValueError('no\\nluck')", r"cannot be run \(ValueError, line 2: no luck\)$"),
-        (b"raise SystemExit(3)", r"cannot be run \(SystemExit, line 1: 3\)$"),
-    ],
-)
-def test_plugins_that_cannot_be_used(tmp_path: Path, text: bytes, says: str) -> None:
-    files = [tmp_path / "bad.py", tmp_path / "other" / "bad.py"]
-    files[1].parent.mkdir()
-    for file in files:
-        file.write_bytes(text)
-    with pytest.raises(FileFormatError, match=rf"^--with: '.*bad.py' {says}"):
-        plugins.load_plugin(plugins.read_plugins(files[:1])[0])
-    assert "sharpmax_plugin_bad" not in sys.modules
-    files[0].write_text("x = 1\n", encoding="utf-8")
-    files[1].write_text("x = 1\n", encoding="utf-8")
-    with pytest.raises(ArgumentError, match="two files called 'bad'"):
-        plugins.read_plugins(files)

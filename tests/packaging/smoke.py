@@ -144,11 +144,10 @@ def lm_eval() -> None:
     from sharpmax.policies.basic import Constant
 
     tiny = _from_tests("experiments/evaluate/tiny.py")
-    coins = _from_tests("experiments/evaluate/coins.py")
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = folder
-        ready = Harness.ready(["coins"], coins.write(Path(folder)))
+        ready = Harness.ready(["coins"], tiny.write_coins(Path(folder)))
         found = ready.run(tiny.language(), Constant(2.0), limit=None, seed=0)
     assert 0.0 <= found["coins"]["acc"]["mean"] <= 1.0
 

@@ -13,6 +13,7 @@ from sharpmax.errors import FileFormatError
 from sharpmax.experiments.benchmarks.gpu import FLOORS, LIMITS
 from sharpmax.report.gpu import draw_bars, gpu_tables, holds_entries, read_entries, verdicts
 from tests.report.saved import PROVENANCE
+from tests.test_golden import check
 
 
 def entry(kind: str, case: str, ratio: float | None, **changes: Any) -> dict[str, Any]:
@@ -43,47 +44,22 @@ def saved(folder: Path, body: Any) -> Path:
     return path
 
 
-def test_verdicts_go_by_the_cases_that_count() -> None:
-    found = {(one.kind, one.what): (one.value, one.reached) for one in verdicts(entries())}
-    assert found == {
-        ("stats", "ratio, mean of 2 cases"): (0.62, True),
-        ("attention", "ratio, mean of 2 cases"): (1.6, True),
-        ("attention", "ratio, largest of 2 cases"): (1.7, True),
-        ("attention", "extra bytes per query row, largest of 2 cases"): (33.25, False),
-        ("train", "ratio, mean of 2 cases"): (None, False),
-        ("decode", "ratio, mean of 1 cases"): (1.1203, False),
-    }
-
-
-def shown(*given: dict[str, Any]) -> list[list[list[str]]]:
-    """The rows of all tables."""
-    tables = gpu_tables(given)
-    assert all(len(row) == len(table.head) for table in tables for row in table.rows)
-    return [[[cell.text for cell in row] for row in table.rows] for table in tables]
-
-
-def test_a_miss_never_looks_like_a_hit() -> None:
-    ((target,), (row,)) = shown(entry("decode", "x", 1.1203))
-    assert target[2:] == ["1.121", "≤ 1.12", "missed"]
-    assert row[4] == "1.13"
-    ((close,), _) = shown(entry("decode", "x", 1.12))
-    assert close[2:] == ["1.120", "≤ 1.12", "reached"]
+def test_tables_of_targets_and_cases() -> None:
+    """A miss never looks like a hit, only cases that count are judged, and a wrong case shows no number."""
+    failed = entry("decode", "fails", None, problem="no memory", errors={})
+    unknown = entry("train", "unknown", None, errors={"dq": {"ours": None, "allowed": 1.0}})
+    lines = []
+    for given in (entries(), [entry("decode", "close", 1.12)], [failed], [unknown]):
+        for table in gpu_tables(given):
+            assert all(len(row) == len(table.head) for row in table.rows)
+            lines += [table.title, *(" | ".join(cell.text for cell in row) for row in (table.head, *table.rows))]
+    check("reports/gpu", "\n".join(lines) + "\n")
 
 
 def test_small_shapes_and_unknown_memory_are_not_judged() -> None:
     assert {one.reached for one in verdicts([one | {"full_size": False} for one in entries()])} == {None}
     found = verdicts([entry("attention", "one", 1.5, extra_bytes_per_row=None)])
     assert [one.reached for one in found] == [True, True, None]
-
-
-def test_a_wrong_case_shows_no_number() -> None:
-    wrong, right = shown(*entries())[3]
-    assert wrong == ["one", "disagrees", "–", "–", "–", "–", "–", "–", "10.00"]
-    assert right == ["two", "3.600", "2.000", "cuDNN", "1.80", "–", "612", "12.0", "0.50"]
-    _, (failed,) = shown(entry("decode", "x", None, problem="no memory", errors={}))
-    assert failed[1:] == ["fails", "–", "–", "–", "1.03", "–", "–", "–"]
-    _, (unknown,) = shown(entry("train", "x", None, errors={"dq": {"ours": None, "allowed": 1.0}}))
-    assert unknown[-1] == "not finite"
 
 
 def test_the_figure_says_everything(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from sharpmax.errors import SharpmaxError
-from sharpmax.experiments.benchmarks import cpu, latency
+from sharpmax.experiments.benchmarks import cpu
 from sharpmax.experiments.benchmarks.measuring import extra_bytes, in_fresh_interpreter, resident_bytes, run_python
 from sharpmax.probing import capture
 from tests.integrations.families import FAMILIES
@@ -74,15 +73,3 @@ def test_a_failing_interpreter_is_one_line() -> None:
     with pytest.raises(SharpmaxError, match="ZeroDivisionError") as caught:
         run_python("1 / 0")
     assert "\n" not in str(caught.value)
-
-
-def test_every_case_of_a_training_step_is_measured_next_to_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"vocab_size": 1000, "hidden_size": 36, "intermediate_size": 8}
-    monkeypatch.setattr(latency, "_SHAPE", latency._SHAPE | shape)
-    tables = latency.training_tables(length=24, repeat=1, device=torch.device("cpu"), layers=1)
-    assert list(tables["training_bench"]) == list(latency.TRAINING_CASES)
-    assert tables["training_bench"]["baseline"]["ratio"] == 1.0
-    cost = tables["training_cost"]
-    observed = tables["training_bench"]["observed"]["ratio"]
-    assert cost["observer_percent"] == pytest.approx(100.0 * (observed - 1.0) / 20)
-    assert cost["targets"]["clip_percent"] == {"at_most": 1.0, "reached": None}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError
-from sharpmax.experiments.benchmarks.monitor import TaskPlan, answered, monitor_cost, monitor_tables, replies_of
+from sharpmax.experiments.benchmarks.monitor import TaskPlan, answered, monitor_tables, replies_of
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.models.scoring import Reply, judge
-from sharpmax.monitoring.monitor import heads_of, reference_rows
-from sharpmax.monitoring.requests import Row
-from sharpmax.monitoring.scores import Report, learn
-from sharpmax.stats.call import AttentionCall
+from sharpmax.monitoring.monitor import reference_rows
+from sharpmax.monitoring.scores import Report
 from tests.experiments.evaluate import tiny
 
 TASK_PLANS = (TaskPlan(tiny.LETTERS, (4, 8, 16), 8), TaskPlan(replace(tiny.LETTERS, name="other"), (4, 8), 4))
@@ -47,27 +42,10 @@ def test_one_pass_measures_what_separate_passes_do() -> None:
     assert not model._forward_hooks
 
 
-def tables(**options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {"limit": 12, "false_alarms": 0.2, "rounds": 1, "context": 40} | options
-    return monitor_tables(tiny.language(), settings.pop("plans", TASK_PLANS), **settings)
-
-
-def test_tables() -> None:
-    found = tables()
-    json.dumps(found, allow_nan=False)
-    setting = found["setting"]
-    assert found["false_alarms"]["pooled"]["n"] == 3 * 24
-    assert set(found["auroc/letters"]) == {"monitor", "confidence", "entropy", "energy", "length", "both"}
-    counted = [found[f"auroc/{name}"]["confidence"]["pooled"] for name in (*setting["tasks"], "all")]
-    assert [one["wrong"] + one["right"] for one in counted] == [3 * 12, 2 * 12, 5 * 12]
-    assert counted[0]["right"] + counted[1]["right"] == counted[2]["right"]
-    assert found["overhead"]["targets"]["overhead_percent"]["reached"] is None
-    assert installed(tiny.language().model) is None
-
-
 def test_a_monitor_raises_the_alarms_of_the_table() -> None:
     """With the same reference and evaluation prompts."""
-    language, found = tiny.language(), tables(plans=TASK_PLANS[:1], false_alarms=0.3)
+    language = tiny.language()
+    found = monitor_tables(language, TASK_PLANS[:1], limit=12, false_alarms=0.3, rounds=1, context=40)
 
     def read(seed: int) -> list[list[tuple[int, ...]]]:
         asked = [replies_of(language, tiny.LETTERS, size, 24, seed) for size in (4, 8)]
@@ -83,31 +61,3 @@ def test_a_monitor_raises_the_alarms_of_the_table() -> None:
     alarms = [report.alarm for report in reports]
     assert found["false_alarms"]["pooled"]["mean"] == pytest.approx(100 * sum(alarms) / len(alarms))
     assert 0 < sum(alarms) < len(alarms)
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [({"false_alarms": 0.01}, "limit: got 12; allowed: 18 or more"), ({"context": 2}, "length: got 2")],
-)
-def test_settings_that_are_too_small_are_rejected(options: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ArgumentError, match=wanted):
-        tables(**options)
-
-
-def test_cost_is_measured_while_one_token_in_sixteen_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    language = tiny.language()
-    known = learn(*reference_rows(language.model, [[5, 6, 7 + n] for n in range(20)]), heads_of(language.model), 0.3)
-    looks: list[int] = []
-    see = Row.see
-
-    def noted(self: Row, seen: AttentionCall) -> None:
-        looks.append(seen.layer)
-        see(self, seen)
-
-    monkeypatch.setattr(Row, "see", noted)
-    found = monitor_cost(language.model, known, context=32, rounds=3)
-    assert looks == list(range(tiny.LAYERS)) * 4  # three rounds and one to warm up
-    assert found["plain_ms"] > 0
-    assert found["watched_ms"] > 0
-    assert found["every"] == 16
-    assert installed(language.model) is None

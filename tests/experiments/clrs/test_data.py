@@ -9,7 +9,6 @@ import pytest
 from sharpmax.experiments.clrs.data import Batches, Documents, replies
 from sharpmax.experiments.clrs.training import answer_loss, answers_only
 from sharpmax.integrations.transformers.application import applied
-from sharpmax.integrations.transformers.interface import observe
 from sharpmax.models.scoring import reply_losses
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
@@ -76,15 +75,6 @@ def test_documents_are_grouped_by_length() -> None:
         assert size == most or (size % 16 == 0 and size - documents.lengths[group].max() < 16)
     places = sum(made[number]["input_ids"].numel() for number in range(len(made)))
     assert made.tokens(0, len(made)) == documents.lengths.sum() > 0.8 * places
-
-
-def test_rows_need_no_mask() -> None:
-    seen: list[Any] = []
-    model = tiny.model()
-    observe(model, lambda call: seen.append((call.mask, call.offset is not None)))
-    batch: Any = batches()[0]
-    model(input_ids=batch["input_ids"], use_cache=False)
-    assert seen == [(None, True)] * tiny.LAYERS
 
 
 def test_documents_that_are_too_long_are_dropped_and_counted() -> None:

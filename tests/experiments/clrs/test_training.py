@@ -1,7 +1,8 @@
-"""Fine-tuning: the loss, what differs between variants, and learned policies. Kills: tests/cli/test_clrs.py."""
+"""Fine-tuning: the loss, what differs between variants, learned policies. Kills, comparisons: tests/cli."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sharpmax.errors import ArgumentError, SharpmaxError
-from sharpmax.experiments.clrs.data import Documents, replies
+from sharpmax.errors import SharpmaxError
+from sharpmax.experiments.clrs import comparison
+from sharpmax.experiments.clrs.comparison import VariantComparison
+from sharpmax.experiments.clrs.data import Documents, Source, replies
 from sharpmax.experiments.clrs.training import FineTuneRecipe, FineTuning, scratch_model, scratch_tokenizer
+from sharpmax.experiments.run_folder import RunStore
 from sharpmax.integrations.transformers.application import policy_of
 from sharpmax.models.language import LanguageModel
 from sharpmax.policies.log_linear import LogLinear
 from sharpmax.policies.registry import load_policy
+from sharpmax.results import load
 from sharpmax.tasks.clrs_text.generation import Example
 from tests.experiments.clrs import toy
 from tests.experiments.evaluate import tiny
@@ -136,5 +141,23 @@ def test_a_new_model_trains_in_limited_time_with_an_entropy_band(tmp_path: Path)
     trained = prepared(language, band=(0.0, 0.5), minutes=1e-6, batch_tokens=ROOM).train(tmp_path)
     assert len(trained["curve"]) == 1  # time is up after one step
     assert trained["setting"]["steps"] == 1
-    with pytest.raises(ArgumentError, match="scratch:10m"):
-        scratch_model("scratch:9b", tokenizer, seed=0)
+
+
+def test_a_variant_measures_its_speed_trains_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_WARM_UP_STEPS", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # so that it trains on one thread
+    files = [toy.write(tmp_path / f"{split}.jsonl", toy.TRAIN, 12, split) for split in ("train", "test")]
+    limited = FineTuneRecipe(minutes=0.005, batch_tokens=256, tokens_at_once=256)
+    train, test = (Source(toy.ALGORITHMS, 12, dataset=file) for file in files)
+    made = VariantComparison(
+        "scratch:1m", ("learn:ssmax",), (0,), limited, train, test, tmp_path, tmp_path, "cpu", False, "sharpmax"
+    )
+    store, name = RunStore(tmp_path), "learn-ssmax-0"
+    made.run(store, lambda *progress: None)  # a single variant runs in this process
+    assert list(store.records) == [f"measure_speed {name}", "steps", f"train {name}", f"test {name}"]
+    assert store.records[f"measure_speed {name}"]["steps_per_second"] > 0.0
+    assert 1 <= load(tmp_path / name).tables["setting"]["steps"] <= store.records["steps"]["steps"]
+    assert not (tmp_path / name / "states").exists()
+    answers = store.records[f"test {name}"]["answers"]
+    assert len(answers) == len(test.examples("test", tmp_path))
+    assert all(0.0 < answer["entropy"] < 1.0 for answer in answers)

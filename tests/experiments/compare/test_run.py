@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from sharpmax.errors import ArgumentError
 from sharpmax.experiments import stacked_training
 from sharpmax.experiments.compare import run as cells
 from sharpmax.experiments.compare.methods import SHIPPED_METHODS, Method, ModelSpec, methods_of_files, recipe_for
@@ -144,25 +142,6 @@ def test_shipped_methods_cover_every_normaliser_with_one_recipe() -> None:
         assert method.summary
 
 
-@pytest.mark.parametrize(
-    ("own", "says"),
-    [
-        ({"recipe": {"sizes": (5, 64)}}, r"sizes \(5, 64\) of method 'odd'; allowed: up to 16 items"),
-        ({"recipe": {"rate": 1.0}}, "'rate' of method 'odd'"),
-        ({"data": {"noise": 1.0}}, "'noise' of method 'odd'; allowed: zoom, anywhere for the task 'max'"),
-        ({"feed_forward": "relu"}, "feed_forward: got 'relu' of method 'odd'; allowed: gelu, step"),
-        ({"at_test": {"normaliser": "hardest"}}, "name: got 'hardest'"),
-    ],
-)
-def test_invalid_methods_are_rejected(own: dict[str, Any], says: str) -> None:
-    def check(method: Method) -> None:
-        recipe_of(method)
-        method.check(MAX)
-
-    with pytest.raises(ArgumentError, match=says):
-        check(Method("odd", "softmax", **own))
-
-
 def test_methods_of_the_ablation_differ_from_sharp_in_one_thing() -> None:
     file = Path(__file__).parents[3] / "docs" / "ablation.py"
     sharp = asdict(SHIPPED_METHODS["sharp"])
@@ -179,8 +158,6 @@ def test_keys_of_a_plan_change_only_with_what_the_numbers_depend_on() -> None:
     tasks = plan.tasks()
     keys = [task.key for task in tasks]
     assert len(set(keys)) == len(tasks) == 2 * (1 + 2)
-    assert re.fullmatch(r"max/single w128/mine [0-9a-f]{8}/seeds 0-2/train", keys[0])
-    assert re.fullmatch(r"max/single w128/hard [0-9a-f]{8}/seeds 0-2/test 16", keys[-1])
     assert all((task.after in keys) == ("/test " in task.key) for task in tasks)
 
     def key(**other: Any) -> str:

@@ -22,8 +22,7 @@ from sharpmax.experiments.variants import Harness
 from sharpmax.integrations.transformers.application import applied
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.per_head import PerHead
-from tests.experiments.evaluate.coins import questions, write
-from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, ROOM, language
+from tests.experiments.evaluate.tiny import HEADS, LAYERS, LETTERS, coins, language, write_coins
 
 SHARP = PerHead.of(Constant, value=[[0.0, 12.0, 1.0, 0.0], [0.0, 1.0, 12.0, 0.0]])
 PLAN = Plan(
@@ -172,11 +171,6 @@ def test_rows_outside_the_fitted_range_are_reported(tmp_path: Path) -> None:
     assert about[BASE]["remarks"] == []
 
 
-def test_prompts_longer_than_the_context_are_rejected_before_the_run() -> None:
-    with pytest.raises(ArgumentError, match=f"--sizes: got 300 for the task 'letters', .* up to {ROOM} tokens"):
-        prepare(language(), replace(PLAN, sizes=(4, 300)))
-
-
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
 
 
@@ -194,7 +188,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr("socket.socket.connect", refused)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    return write(tmp_path)
+    return write_coins(tmp_path)
 
 
 def counted(policy: Any) -> float:
@@ -202,11 +196,11 @@ def counted(policy: Any) -> float:
     there, right = language(), 0
     a, b = (there.tokenizer.convert_tokens_to_ids(letter) for letter in "ab")
     with applied(there.model, policy), torch.no_grad():
-        for line in questions():
+        for line in coins():
             ids = there.tokenizer(line["question"], return_tensors="pt").input_ids
             last = there.model(ids).logits[0, -1]
             right += int(last[b] > last[a]) == line["label"]
-    return right / len(questions())
+    return right / len(coins())
 
 
 def test_the_harness_runs_the_model_under_each_policy(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

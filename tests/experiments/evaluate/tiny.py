@@ -1,8 +1,9 @@
-"""A tiny language model: bytes as tokens, random weights, answers of "a" or "b"."""
+"""A tiny language model (bytes as tokens, random weights, answers of "a" or "b"), and a task for the harness."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -83,3 +84,19 @@ def save(folder: Path) -> Path:
     model().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def coins() -> list[dict[str, Any]]:
+    """The questions of a task for the harness."""
+    rng = random.Random(6)
+    return [{"question": "".join(rng.choices("ab ?", k=20)) + "So:", "label": rng.randrange(2)} for _ in range(40)]
+
+
+def write_coins(folder: Path) -> Path:
+    """Write the questions, and the task file that reads them; return the folder of the task file."""
+    data = folder / "coins.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in coins()))
+    (folder / "tasks").mkdir()
+    task = Path(__file__).with_name("coins.yaml").read_text().replace("DATA", str(data))
+    (folder / "tasks" / "coins.yaml").write_text(task)
+    return folder / "tasks"
