@@ -40,6 +40,8 @@ def home(home: Path) -> Path:
         "empty.py": "x = 1\n", "broken.py": "x = 1 / 0\n", "step.py": SQUARES.replace('"squares"', '"step"'),
         "syntax.py": "x = 1\nx = (", "lines.py": "x = 1\nraise ValueError('no\\nluck')",
         "exit.py": "raise SystemExit(3)", "half/empty.py": "x = 2\n", "half/run.json": "{}",
+        "long.py": "from sharpmax.experiments.compare.methods import Method\n"
+        "METHODS = [Method('long', 'softmax', recipe={'sizes': (5, 64)})]\n",
     }  # fmt: skip
     (home / "half").mkdir()
     for name, text in files.items():

@@ -82,13 +82,14 @@ def compare(
         batch=batch, sizes=tuple(tested), samples=samples, device=where,
         files=tuple(file.read_text(encoding="utf-8-sig") for file in files),
     )  # fmt: skip
+    tasks, identity = plan.tasks(), plan.identity()
     check_resume(context, RUN)
     folder = out_folder(context)
     store = RunStore(folder)
-    store.claim(plan.identity(), resume=resume)
+    store.claim(identity, resume=resume)
     with resumable(folder, RUN), progress() as show:
         report = partial(show, "comparing")
-        run(plan.tasks(), store, engine=engine, workers=workers, address=address, plugins=files, progress=report)
+        run(tasks, store, engine=engine, workers=workers, address=address, plugins=files, progress=report)
     tables = capacity_tables(plan, store) if capacity else compare_tables(plan, store)
     finish(context, tables, folder)
 
