@@ -42,20 +42,22 @@ def self_attention(q: Any, k: Any, **options: Any) -> Any:
     return sm.attention(q, k, k, **options)
 
 
-def check_answers(file: str, names: dict[str, Any]) -> None:
+def check_answers(file: str, names: dict[str, Any], least: int = 41) -> None:
     """Make each mistake of a golden file, whose next line has the error; a new case is a line without one."""
     answers = []
     lines = (GOLDEN / f"{file}.txt").read_text(encoding="utf-8").splitlines()
     for mistake in [line for line in lines if not line.startswith(" ")]:
-        with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError)) as caught:
+        with pytest.raises((ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError)) as caught:
             eval(mistake, names)
         kind: type[Exception] = type(caught.value)
         message = str(caught.value)
-        assert _FORM.fullmatch(message) or kind is FileFormatError, message
-        assert issubclass(kind, TypeError if kind is ArgumentTypeError else ValueError)
+        assert _FORM.fullmatch(message) or kind in (FileFormatError, UnsupportedError), message
+        assert "\n" not in message
+        builtin = {ArgumentTypeError: TypeError, UnsupportedError: NotImplementedError}.get(kind, ValueError)
+        assert issubclass(kind, builtin)
         short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
         answers.append(f"{mistake}\n    {kind.__name__}: {short}\n")
-    assert len(answers) > 40
+    assert len(answers) >= least
     check(file, "".join(answers))
 
 

@@ -263,15 +263,11 @@ def test_rows_are_true(scan: dict[str, Any], kind: str, apply: str, fold: str) -
     assert verdict[:2] == (apply, fold)
 
 
-@pytest.mark.parametrize(("backend", "needs", "says"), [
-    ("FLASH_ATTN", {"count", "entropy"}, r"reads entropy of every row, which .* in CPU_ATTN alone; use .*--foldable"),
-    ("FLASHINFER", {"count"}, r"does not say how long the sequences are.*use --attention-backend FLASH_ATTN"),
-])  # fmt: skip
-def test_a_rule_that_a_backend_cannot_run_is_refused(backend: str, needs: set[str], says: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"^SHARPMAX_POLICY: .*{says}"):
-        vllm._check_backend(backend, frozenset(needs))
-    vllm._check_backend("CPU_ATTN", frozenset(needs))
-    vllm._check_backend(backend, frozenset())
+def test_what_each_backend_of_vllm_can_run() -> None:
+    for needs in ({"count"}, {"count", "entropy"}):
+        vllm._check_backend("CPU_ATTN", frozenset(needs))
+    for backend in ("FLASH_ATTN", "FLASHINFER"):
+        vllm._check_backend(backend, frozenset())
 
 
 def test_without_the_variable_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

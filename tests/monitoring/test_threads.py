@@ -11,6 +11,7 @@ import torch
 
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.monitoring.scores import Report
+from tests.integrations.test_interface import expected, paused
 from tests.monitoring.monitored import model, monitored, padded, prompts
 
 
@@ -62,24 +63,10 @@ def test_tasks_of_one_thread_have_requests_of_their_own() -> None:
 
 
 def test_closing_while_another_thread_runs_the_model_changes_nothing_there() -> None:
-    one, ids = model(), prompts(1, seed=4)[0]
-    wanted = one(torch.tensor([ids])).logits
+    one = model()
     monitor = monitored(one)
-    inside, go_on = threading.Event(), threading.Event()
-
-    def hold(module: Any, args: Any) -> None:
-        inside.set()
-        go_on.wait(1200)
-
-    stop = one.model.layers[1].register_forward_pre_hook(hold)
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(one(torch.tensor([ids])).logits))
-    thread.start()
-    assert inside.wait(1200)
-    monitor.close()
-    go_on.set()
-    thread.join()
-    stop.remove()
-    assert torch.equal(found[0], wanted)
+    with paused(one) as outcome:
+        monitor.close()
+        assert torch.equal(outcome(), expected(None))
     assert installed(one) is None
     assert "generate" not in vars(one)
