@@ -53,8 +53,9 @@ def check_answers(file: str, names: dict[str, Any], least: int = 41) -> None:
         message = str(caught.value)
         assert _FORM.fullmatch(message) or kind in (FileFormatError, UnsupportedError), message
         assert "\n" not in message
-        builtin = {ArgumentTypeError: TypeError, UnsupportedError: NotImplementedError}.get(kind, ValueError)
-        assert issubclass(kind, builtin)
+        builtins: dict[type[Exception], type[Exception]]
+        builtins = {ArgumentTypeError: TypeError, UnsupportedError: NotImplementedError}
+        assert issubclass(kind, builtins.get(kind, ValueError))
         short = message if len(message) < 400 else f"{message[:60]}…{message[-60:]}"
         answers.append(f"{mistake}\n    {kind.__name__}: {short}\n")
     assert len(answers) >= least

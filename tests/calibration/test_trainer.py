@@ -49,7 +49,7 @@ def random_policy(kind: str, scale: float = 0.3, dtype: torch.dtype = torch.floa
     """Coefficients of a kind in every head, none of them 0."""
     policy = TrainablePolicy(tiny.language().model, kind)
     numbers = scale * torch.randn(policy.coefficients.shape, generator=torch.Generator().manual_seed(2))
-    policy.coefficients = numbers.to(dtype).requires_grad_()
+    policy.coefficients = (policy.coefficients.detach() + numbers).to(dtype).requires_grad_()
     return policy
 
 
@@ -75,8 +75,9 @@ def test_coefficients_act_as_the_saved_policy_and_get_the_only_gradient(kind: st
         torch.testing.assert_close(model(input_ids=IDS).logits, plain, rtol=0, atol=1e-5)
 
 
-def test_the_gradient_of_a_level_equals_finite_differences() -> None:
-    model, policy = tiny.model().double(), random_policy("constant", dtype=torch.float64)
+@pytest.mark.parametrize("kind", ["constant", "ssmax"])
+def test_the_gradient_equals_finite_differences(kind: str) -> None:
+    model, policy = tiny.model().double(), random_policy(kind, dtype=torch.float64)
     for norm in model.modules():
         if hasattr(norm, "variance_epsilon"):  # float32 whatever the rest is
             shape, eps = norm.weight.shape, norm.variance_epsilon

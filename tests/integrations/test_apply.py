@@ -181,14 +181,11 @@ def test_gradients_with_and_without_checkpointing(ids: torch.Tensor) -> None:
 def test_training_after_inference_mode(model: Any, ids: torch.Tensor) -> None:
     """What is kept between calls must not be an inference tensor, which could not be part of a graph."""
     model.double()
-    hf.apply(model, LENGTHS)
-    with torch.inference_mode():
-        model(ids)
-    model(ids, labels=ids).loss.backward()
-    hf.apply(model, PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]] * 2))
-    with torch.inference_mode():
-        model(ids)
-    model(ids, labels=ids).loss.backward()
+    for policy in (LENGTHS, PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]] * 2)):
+        hf.apply(model, policy)
+        with torch.inference_mode():
+            model(ids)
+        model(ids, labels=ids).loss.backward()
 
 
 @pytest.fixture
