@@ -132,6 +132,8 @@ def test_query_rows_are_multiplied(kind: str, tmp_path: Path) -> None:
     assert made.error < 2.0**-8
     assert made.path == tmp_path / "new" / "out.gguf"
     check(source, made.path, "attn_q.", per_row(HEADS * WIDTH), {"F32": 1e-7, "BF16": 2.0**-8}.get(kind, 2.0**-9))
+    with pytest.raises(ArgumentError, match=r"already holds a policy \(sharpmax\.policy\); fold the original"):
+        sm.fold(made.path, POLICY, out=tmp_path / "new" / "twice.gguf")
     assert source.read_bytes() == before
     assert [file.name for file in made.path.parent.iterdir()] == ["out.gguf"]
     if kind not in ("F32", "F16", "BF16"):  # a block has one or two fp16 scales, and nothing else changes
@@ -164,8 +166,13 @@ def test_other_places_of_queries(
 def test_what_cannot_be_right_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def refused(policy: Policy, **options: Any) -> None:
-        sm.fold(write(Path("model.gguf"), **options), policy, out="out.gguf")
+    def refused(policy: Policy, out: str = "out.gguf", **options: Any) -> None:
+        source = write(Path("model.gguf"), **options)
+        before = source.read_bytes()
+        try:
+            sm.fold(source, policy, out=out)
+        finally:
+            assert source.read_bytes() == before
 
     policies = {name: getattr(sm.policies, name) for name in sm.policies.__all__}
     names = {"refused": refused, "more": methodcaller, "np": np, "POLICY": POLICY, "RULE": RULE, "WIDTH": WIDTH}
@@ -189,24 +196,6 @@ def test_a_rule_of_the_length_makes_a_llama_a_mistral3(tmp_path: Path) -> None:
     wanted = {re.sub("^llama", "mistral3", name): value for name, value in old_fields.items()}
     assert repr(new_fields) == repr(wanted)
     assert new_fields["general.name"] == "llama.block_count"
-
-
-def test_constants_of_several_kinds(tmp_path: Path) -> None:
-    source = write(tmp_path / "model.gguf", "F32")
-    row = (PerFrequency((2.0,) * (WIDTH // 2)), LogLinear(level=math.log(3.0)), Constant(1.0), Constant(0.5))
-    out = sm.fold(source, PerHead((row, row)), out=tmp_path / "out.gguf").path
-    check(source, out, "attn_q.", lambda layer: np.repeat([2.0, 3.0, 1.0, 0.5], WIDTH), 1e-6)
-
-
-def test_nothing_is_folded_twice_or_written_over(tmp_path: Path) -> None:
-    source = write(tmp_path / "model.gguf")
-    before = source.read_bytes()
-    once = sm.fold(source, Constant(1.5), out=tmp_path / "once.gguf").path
-    with pytest.raises(ArgumentError, match=r"already holds a policy \(sharpmax\.policy\); fold the original"):
-        sm.fold(once, Constant(1.5), out=tmp_path / "twice.gguf")
-    with pytest.raises(ArgumentError, match=r"^out: got .*model\.gguf', which exists; allowed: the path of a new file"):
-        sm.fold(source, Constant(1.5), out=source)
-    assert source.read_bytes() == before
 
 
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +273,11 @@ def other_weights(writer: Any) -> None:
 
 
 def test_what_transformers_reads_is_the_applied_policy(tmp_path: Path) -> None:
-    """Also with a β per rotary frequency, whose rows lie in another order in the file."""
+    """Constants of every kind; with a β per rotary frequency rows lie in another order in the file."""
     transformers = pytest.importorskip("transformers")
     values = np.linspace(0.5, 2.0, WIDTH // 2)
-    row = (*(PerFrequency(tuple(np.roll(values, head).tolist())) for head in range(3)), Constant(1.7))
+    frequencies = (PerFrequency(tuple(np.roll(values, head).tolist())) for head in range(2))
+    row = (*frequencies, LogLinear(level=math.log(3.0)), Constant(1.7))
     write(tmp_path / "plain.gguf", "F32", more=other_weights)
     sm.fold(tmp_path / "plain.gguf", PerHead((row, row)), out=tmp_path / "folded.gguf")
     plain, folded = (

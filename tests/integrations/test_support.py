@@ -34,6 +34,11 @@ def test_a_module_of_torch_is_refused_by_name_each_time() -> None:
         hf.apply(model, Constant(2.0))
     assert "\n" not in str(caught.value)
     assert repr({name: vars(part) for name, part in model.named_modules()}) == repr(before)
+    with pytest.raises(UnsupportedError, match=r"head\.attention.*None"), sharpmax.capture(model):
+        pass
+    with hf.applied(model, None, skip_unsupported=True), sharpmax.capture(model) as seen:
+        model(**SIGLIP.inputs(model))
+    assert [call.layer for call in seen.calls] == [0, 1]
     hf.apply(model, Constant(2.0), skip_unsupported=True)
     for again in (lambda: hf.apply(model, Constant(3.0)), lambda: hf.fold(model, Constant(3.0))):
         with pytest.raises(UnsupportedError, match=reason):
@@ -54,15 +59,6 @@ def test_a_skipped_module_keeps_its_temperature() -> None:
         assert (found.pooler_output - expected.pooler_output).abs().max() < 1e-9
         folded = hf.fold(model, policy, example_inputs=inputs, skip_unsupported=True)(**inputs)
         assert (folded.pooler_output - expected.pooler_output).abs().max() < 1e-9
-
-
-def test_capture_refuses_or_skips_the_same_modules() -> None:
-    model = SIGLIP.build()
-    with pytest.raises(UnsupportedError, match=r"head\.attention.*None"), sharpmax.capture(model):
-        pass
-    with hf.applied(model, None, skip_unsupported=True), sharpmax.capture(model) as seen:
-        model(**SIGLIP.inputs(model))
-    assert [call.layer for call in seen.calls] == [0, 1]
 
 
 class Mixes(nn.Module):

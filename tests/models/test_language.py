@@ -101,7 +101,10 @@ def test_a_model_without_all_weights_is_refused(saved, plain) -> None:
 ALLOWED = "; allowed: smollm2, the folder of a saved model, a GGUF file or a hub id"
 
 
-def test_damaged_files_and_devices_that_do_not_exist(llama: Path, tmp_path: Path) -> None:
+def test_files_ids_and_devices_that_cannot_be_had(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    unknown = "nobody/nothing-of-this-name"
+    assert re.fullmatch(rf"model: got {unknown!r} \(.+\){re.escape(ALLOWED)}", refused(unknown))
     (damaged := tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(99))
     assert re.fullmatch(rf"model: got {str(damaged)!r} \(.+\){re.escape(ALLOWED)}", refused(damaged))
     for content, says in (("{", "not a valid JSON file"), ('{"model_type": "zzz"}', "model type `zzz`")):
@@ -125,13 +128,6 @@ def test_weights_that_cannot_be_read(saved, plain) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
     assert "tokenizer" in refused(folder)
-
-
-def test_an_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    message = refused("nobody/nothing-of-this-name")
-    assert message.startswith("model: got 'nobody/nothing-of-this-name' (")
-    assert message.endswith(f"){ALLOWED}")
 
 
 def test_code_that_comes_with_a_model_is_not_run(saved, plain) -> None:
