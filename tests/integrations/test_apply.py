@@ -98,6 +98,8 @@ def test_the_policy_is_saved_beside_a_plain_checkpoint(model: Any, ids: torch.Te
     model.save_pretrained(tmp_path / "plain")
     sharp = hf.apply(model, MIXTURE)(ids).logits
     model.save_pretrained(tmp_path / "sharp")
+    model.save_pretrained(tmp_path / "another process", False)
+    assert not (tmp_path / "another process" / "sharpmax_policy.json").exists()
     assert torch.equal(model(ids).logits, sharp)
     added = {p.name for p in (tmp_path / "sharp").iterdir()} - {p.name for p in (tmp_path / "plain").iterdir()}
     assert added == {"sharpmax_policy.json"}
@@ -109,12 +111,6 @@ def test_the_policy_is_saved_beside_a_plain_checkpoint(model: Any, ids: torch.Te
     assert hf.policy_of(again) == MIXTURE
     hf.apply(hf.restore(again), str(tmp_path / "sharp" / "sharpmax_policy.json"))
     assert torch.equal(again(ids).logits, sharp)
-
-
-def test_other_processes_save_no_policy(model: Any, tmp_path: Path) -> None:
-    hf.apply(model, "paper")
-    model.save_pretrained(tmp_path / "a", False)
-    assert not (tmp_path / "a" / "sharpmax_policy.json").exists()
 
 
 # What a model can do

@@ -16,20 +16,16 @@ from sharpmax.integrations.transformers.interface import modules_of
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, LogLength, LogScale, PerFrequency
 from sharpmax.policies.per_head import PerHead
-from tests.integrations.families import _LLAMA, _SMALL, _VIT, FAMILIES, LLAMA, OLMO2, PHI3, Family, transformers
+from tests.integrations.families import FAMILIES, LLAMA, OLMO2, OTHERS, PHI3, Family, transformers
 
 RULE = LogScale(0.5, 3.0, steps=True, shift=1.0)
 SHARED_GAIN = ("qwen3", "gemma3", "phi-norm")
 """Families whose heads share the gain of their queries' normalisation, which can hold one β per layer."""
 
-BEIT = {**_VIT, "use_relative_position_bias": True, "out_indices": [1]}
 FOLDABLE = [
-    *(family for family in FAMILIES.values() if family.name not in ("gemma2", "t5")), PHI3, OLMO2,
-    Family("phi-norm", "PhiForCausalLM", "PhiConfig", {**_LLAMA, "qk_layernorm": True}),
-    Family("beit", "BeitModel", "BeitConfig", {**BEIT, "use_relative_position_bias": False}, "image"),
-    Family("albert", "AlbertModel", "AlbertConfig", {**_SMALL, "embedding_size": 16}, "encoder"),
-    Family("cohere", "CohereForCausalLM", "CohereConfig", {**_LLAMA, "use_qk_norm": True}),
-]  # fmt: skip
+    *(family for family in FAMILIES.values() if family.name not in ("gemma2", "t5")),
+    *(OTHERS[name] for name in ("phi3", "olmo2", "phi-norm", "beit-plain", "albert", "cohere")),
+]
 
 
 def constants(model: Any, *, alike: bool = False) -> PerHead:
@@ -87,12 +83,7 @@ def test_a_folded_model_is_marked(model: Any, tmp_path: Path) -> None:
             hf.fold(twice, Constant(2.0))
 
 
-SWIN = {"image_size": 8, "patch_size": 1, "embed_dim": 32, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4}
-DIFFERENT = [
-    Family("swin", "SwinModel", "SwinConfig", SWIN, "image"),
-    Family("beit", "BeitModel", "BeitConfig", BEIT, "image"),
-    Family("doge", "DogeForCausalLM", "DogeConfig", _LLAMA),
-]
+DIFFERENT = [OTHERS[name] for name in ("swin", "beit", "doge")]
 
 
 def refused(model: Any, words: str, policy: Policy | str = "constant:2", **options: Any) -> str:
@@ -286,7 +277,7 @@ def test_peft_loads_the_adapter(family: Family, tmp_path: Path) -> None:
 
 def test_families_that_weights_cannot_hold_or_nobody_knows_are_found_out(tmp_path: Path) -> None:
     """The first by a small model, in which what training starts at 0 is not 0."""
-    saved(Family("doge", "DogeForCausalLM", "DogeConfig", _LLAMA), tmp_path / "doge")
+    saved(OTHERS["doge"], tmp_path / "doge")
     with pytest.raises(UnsupportedError, match="a logit is more than query times key"):
         sm.fold(tmp_path / "doge", Constant(2.0), out=tmp_path / "out")
     (tmp_path / "doge" / "config.json").write_text('{"model_type": "nonsense"}')
