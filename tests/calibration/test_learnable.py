@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -48,26 +46,3 @@ def test_numbers_train_with_the_weights_and_become_the_policy(kind: str, made: t
     torch.testing.assert_close(again(TOKENS).logits, before)
     if kind == "constant":
         torch.testing.assert_close(sm.fold(model.eval(), policy)(TOKENS).logits, before, rtol=1e-3, atol=1e-4)
-
-
-def sharp_llama() -> Any:
-    """The model in float64 with queries that attend sharply."""
-    model = llama().double()
-    for layer in model.model.layers:
-        layer.self_attn.q_proj.weight.data.mul_(100.0)
-    return model
-
-
-def test_a_scale_gets_the_gradient_of_its_definition() -> None:
-    model = sharp_llama()
-    learned = sm.learnable(model, "ssmax")
-    model(TOKENS).logits.square().mean().backward()
-    assert learned.parameter.grad is not None
-    found = learned.parameter.grad[1, 2, 0].item()
-    moved = []
-    for sign in (1.0, -1.0):
-        grid = [[0.43] * 4, [0.43, 0.43, 0.43 + sign * 1e-2, 0.43]]
-        policy = sm.policies.PerHead.of(LogScale, scale=grid, bias=[[0.0] * 4] * 2)
-        with sm.applied(sharp_llama(), policy) as other, torch.no_grad():
-            moved.append(other(TOKENS).logits.square().mean().item())
-    assert found == pytest.approx((moved[0] - moved[1]) / 2e-2, rel=1e-2)

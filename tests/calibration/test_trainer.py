@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sharpmax.calibration import trainer as module
 from sharpmax.calibration.budget import TrainingSetup
 from sharpmax.calibration.data import TrainingPrompts
 from sharpmax.calibration.learnable import KINDS, TrainablePolicy, policy_from
 from sharpmax.calibration.trainer import Trainer, checkpointed, plan_memory
-from sharpmax.errors import ArgumentError, FileFormatError
+from sharpmax.errors import FileFormatError
 from sharpmax.integrations import transformers as hf
 from sharpmax.models.weights import load_tensors, save_tensors
 from sharpmax.policies.basic import Constant
@@ -49,7 +48,7 @@ def random_policy(kind: str, scale: float = 0.3, dtype: torch.dtype = torch.floa
     """Coefficients of a kind in every head, none of them 0."""
     policy = TrainablePolicy(tiny.language().model, kind)
     numbers = scale * torch.randn(policy.coefficients.shape, generator=torch.Generator().manual_seed(2))
-    policy.coefficients = numbers.to(dtype).requires_grad_()
+    policy.coefficients = (policy.coefficients.detach() + numbers).to(dtype).requires_grad_()
     return policy
 
 
@@ -75,8 +74,9 @@ def test_coefficients_act_as_the_saved_policy_and_get_the_only_gradient(kind: st
         torch.testing.assert_close(model(input_ids=IDS).logits, plain, rtol=0, atol=1e-5)
 
 
-def test_the_gradient_of_a_level_equals_finite_differences() -> None:
-    model, policy = tiny.model().double(), random_policy("constant", dtype=torch.float64)
+@pytest.mark.parametrize("kind", ["constant", "ssmax"])
+def test_the_gradient_equals_finite_differences(kind: str) -> None:
+    model, policy = tiny.model().double(), random_policy(kind, dtype=torch.float64)
     for norm in model.modules():
         if hasattr(norm, "variance_epsilon"):  # float32 whatever the rest is
             shape, eps = norm.weight.shape, norm.variance_epsilon
@@ -195,34 +195,22 @@ def test_heads_without_effect_are_pruned_first() -> None:
     assert one.policy.modified.tolist() == [[True] * 4, [True, False, False, True]]
 
 
-@pytest.mark.parametrize(("budget", "sign", "near", "bound"), [(1e-12, 1, 2999.0, 3000.0), (50.0, -1, 1.01, 1.0)])
-def test_prices_follow_the_budget(budget: float, sign: int, near: float, bound: float, setup: TrainingSetup) -> None:
+def test_prices_follow_the_budget_and_lower_the_divergence(setup: TrainingSetup) -> None:
     """Divergence is far above the budget, or below it."""
-    tight = dataclasses.replace(setup, budget=budget)
-    one = trainer("constant", steps=5)
-    one.policy.coefficients.data.fill_(0.2)
-    one.run(tight, nothing)
     # Chat is read at every step, the five texts take turns two at a time.
     names = [domain.name for domain in setup.domains if domain.trained and domain.name != "chat"]
-    twice, always = 50 * math.exp(sign * 0.2), 50 * math.exp(sign * 0.5)
-    assert one.prices == pytest.approx(dict.fromkeys(names, twice) | {"chat": always}, rel=1e-3)
-    bounded = trainer("constant", steps=5)
-    bounded.policy.coefficients.data.fill_(0.2)
-    bounded.prices.update(dict.fromkeys([*names, "chat"], near))
-    bounded.run(tight, nothing)
-    assert set(bounded.prices.values()) == {bound}
-
-
-def test_a_higher_price_lowers_the_divergence(setup: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {}
-    for price in (0.0, 3000.0):
-        monkeypatch.setattr(module, "_MIN_PRICE", price)
-        monkeypatch.setattr(module, "_MAX_PRICE", price)
-        one = trainer(steps=8)
-        one.prices.update({domain.name: price for domain in setup.domains})
-        one.run(setup, nothing)
-        ends[price] = sum(one.divergences.values())
-    assert ends[3000.0] < ends[0.0]
+    ends = []
+    for budget, sign, near, bound in ((1e-12, 1, 2999.0, 3000.0), (50.0, -1, 1.01, 1.0)):
+        one, bounded = trainer("constant", steps=5), trainer("constant", steps=5)
+        bounded.prices.update(dict.fromkeys([*names, "chat"], near))
+        for now in (one, bounded):
+            now.policy.coefficients.data.fill_(0.2)
+            now.run(dataclasses.replace(setup, budget=budget), nothing)
+        twice, always = 50 * math.exp(sign * 0.2), 50 * math.exp(sign * 0.5)
+        assert one.prices == pytest.approx(dict.fromkeys(names, twice) | {"chat": always}, rel=1e-3)
+        assert set(bounded.prices.values()) == {bound}
+        ends.append(sum(bounded.divergences.values()))
+    assert ends[0] < 0.9 * ends[1]
 
 
 def test_memory_decides_how_much_is_read_at_once() -> None:
@@ -233,8 +221,6 @@ def test_memory_decides_how_much_is_read_at_once() -> None:
     assert many == 16_384 > few >= 100
     assert estimate <= limit
     assert plan_memory(model, 100, None) == plan_memory(model, 100, 8 << 30)
-    with pytest.raises(ArgumentError, match=r"^memory: got 0\.0G; allowed: at least 0\.\dG for inputs of 9,999 tokens"):
-        plan_memory(model, 9999, limit)
 
 
 def test_a_damaged_state_is_one_line(setup: TrainingSetup, tmp_path: Path) -> None:

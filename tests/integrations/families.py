@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,64 +68,17 @@ class Family:
         return found
 
 
-_SMALL = {
-    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_LLAMA = {**_SMALL, **_IDS, "num_key_value_heads": 2}
-_GEMMA = {**_LLAMA, "head_dim": 8}
-_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+def _read(group: str) -> dict[str, Family]:
+    groups = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return {one["name"]: Family(**one) for one in groups[group]}
 
-_GPT2 = {**_IDS, "vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-_T5 = {
-    "vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "pad_token_id": 0,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "decoder_start_token_id": 0,
-    "eos_token_id": 2,
-}  # fmt: skip
-_VIT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 8,
-    "patch_size": 2,
-}  # fmt: skip
-_MODERNBERT = {
-    **_SMALL, **_IDS, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 6, "global_attn_every_n_layers": 2,
-}  # fmt: skip
-_WHISPER = {
-    **_IDS, "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8,
-    "max_source_positions": 10, "max_target_positions": 64, "decoder_start_token_id": 1,
-}  # fmt: skip
 
-_ALL = (
-    Family("llama", "LlamaForCausalLM", "LlamaConfig", _LLAMA),
-    Family("gemma", "GemmaForCausalLM", "GemmaConfig", _GEMMA),
-    Family("gemma2", "Gemma2ForCausalLM", "Gemma2Config", {**_GEMMA, **_LAYERS, "attn_logit_softcapping": 5.0}),
-    Family("gemma3", "Gemma3ForCausalLM", "Gemma3TextConfig", {**_GEMMA, **_LAYERS}),
-    Family("qwen2", "Qwen2ForCausalLM", "Qwen2Config", _LLAMA),
-    Family("qwen3", "Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 8}),
-    Family("mistral", "MistralForCausalLM", "MistralConfig", {**_LLAMA, "sliding_window": 5}),
-    Family("phi", "PhiForCausalLM", "PhiConfig", {**_LLAMA, "partial_rotary_factor": 0.5}),
-    Family("gpt2", "GPT2LMHeadModel", "GPT2Config", _GPT2),
-    Family("gpt_neox", "GPTNeoXForCausalLM", "GPTNeoXConfig", {**_SMALL, **_IDS}),
-    Family("opt", "OPTForCausalLM", "OPTConfig", {**_SMALL, **_IDS, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    Family("t5", "T5ForConditionalGeneration", "T5Config", _T5, "seq2seq"),
-    Family("bert", "BertForMaskedLM", "BertConfig", {**_SMALL, "pad_token_id": 0}, "encoder"),
-    Family("roberta", "RobertaForMaskedLM", "RobertaConfig", {**_SMALL, "pad_token_id": 0}, "encoder"),
-    Family("modernbert", "ModernBertForMaskedLM", "ModernBertConfig", _MODERNBERT, "encoder"),
-    Family("vit", "ViTModel", "ViTConfig", _VIT, "image"),
-    Family("whisper", "WhisperForConditionalGeneration", "WhisperConfig", _WHISPER, "speech"),
-)
-FAMILIES = {family.name: family for family in _ALL}
-LLAMA = FAMILIES["llama"]
-PHI3 = Family("phi3", "Phi3ForCausalLM", "Phi3Config", _LLAMA)
-OLMO2 = Family("olmo2", "Olmo2ForCausalLM", "Olmo2Config", _LLAMA)
+FAMILIES = _read("proven")
+OTHERS = _read("others")
+"""Families that single tests need."""
 
-_BART = {key: value for key, value in _WHISPER.items() if key not in ("num_mel_bins", "max_source_positions")}
-BIDIRECTIONAL = (
-    FAMILIES["bert"],
-    Family("bart", "BartForConditionalGeneration", "BartConfig", {**_BART, "max_position_embeddings": 64}, "seq2seq"),
-    FAMILIES["whisper"],
-)
+LLAMA, PHI3, OLMO2 = FAMILIES["llama"], OTHERS["phi3"], OTHERS["olmo2"]
+BIDIRECTIONAL = (FAMILIES["bert"], OTHERS["bart"], FAMILIES["whisper"])
 """Models with attention that is not causal: of encoders, and of decoders to an encoder's output."""
 
 MIXTURE = PerHead(

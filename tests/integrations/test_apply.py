@@ -85,8 +85,6 @@ def test_applied_nests_and_survives_exceptions(model: Any, ids: torch.Tensor) ->
 
 def test_the_attention_cannot_be_changed_behind_a_policy(model: Any, ids: torch.Tensor) -> None:
     hf.apply(model, "paper")
-    with pytest.raises(UnsupportedError, match="restore"):
-        model.set_attn_implementation("eager")
     model.config._attn_implementation = "eager"
     with pytest.raises(UnsupportedError, match="became 'eager'"):
         model(ids)
@@ -100,6 +98,8 @@ def test_the_policy_is_saved_beside_a_plain_checkpoint(model: Any, ids: torch.Te
     model.save_pretrained(tmp_path / "plain")
     sharp = hf.apply(model, MIXTURE)(ids).logits
     model.save_pretrained(tmp_path / "sharp")
+    model.save_pretrained(tmp_path / "another process", False)
+    assert not (tmp_path / "another process" / "sharpmax_policy.json").exists()
     assert torch.equal(model(ids).logits, sharp)
     added = {p.name for p in (tmp_path / "sharp").iterdir()} - {p.name for p in (tmp_path / "plain").iterdir()}
     assert added == {"sharpmax_policy.json"}
@@ -111,51 +111,6 @@ def test_the_policy_is_saved_beside_a_plain_checkpoint(model: Any, ids: torch.Te
     assert hf.policy_of(again) == MIXTURE
     hf.apply(hf.restore(again), str(tmp_path / "sharp" / "sharpmax_policy.json"))
     assert torch.equal(again(ids).logits, sharp)
-
-
-def test_saving_on_other_processes_and_to_the_hub(model: Any, tmp_path: Path) -> None:
-    hf.apply(model, "paper")
-    model.save_pretrained(tmp_path / "a", False)
-    assert not (tmp_path / "a" / "sharpmax_policy.json").exists()
-    with pytest.raises(UnsupportedError, match=r"model\.push_to_hub"):
-        model.save_pretrained(tmp_path / "b", push_to_hub=True)
-
-
-# Refusals
-
-
-def test_a_part_of_a_model_that_has_a_policy_is_refused(model: Any, ids: torch.Tensor) -> None:
-    sharp = hf.apply(model, SMOOTH)(ids).logits
-    with pytest.raises(UnsupportedError, match="shares layers"):
-        hf.apply(model.model, Constant(2.0))
-    assert torch.equal(model(ids).logits, sharp)
-
-
-_GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 1, "reorder_and_upcast_attn": True, "attn_implementation": "eager"}
-
-
-@pytest.mark.parametrize(("name", "options", "words"), [
-    ("BloomForCausalLM", {"vocab_size": 97, "hidden_size": 32, "n_layer": 1, "n_head": 4}, "Bloom"),
-    ("MambaForCausalLM", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1}, "Mamba.*no"),
-    ("GPT2LMHeadModel", _GPT2, "reorder_and_upcast_attn"),
-])  # fmt: skip
-def test_families_that_cannot_be_supported_are_refused_by_name(name: str, options: Any, words: str) -> None:
-    kind = getattr(transformers, name)
-    model = kind(kind.config_class(**options))
-    before = everything(model)
-    with pytest.raises(UnsupportedError, match=words) as caught:
-        hf.apply(model, "paper")
-    assert "\n" not in str(caught.value)
-    assert repr(everything(model)) == repr(before)
-
-
-def test_continuous_batching_is_refused_not_silently_unsharpened(model: Any) -> None:
-    """With flash attention installed, transformers would switch to it and drop the policy without a word."""
-    hf.apply(model, "paper")
-    with pytest.raises(UnsupportedError, match="continuous batching"):
-        model.generate_batch([[3, 4, 5]])
-    with pytest.raises(UnsupportedError, match="continuous batching"), model.continuous_batching_context_manager():
-        pass
 
 
 # What a model can do
@@ -222,14 +177,11 @@ def test_gradients_with_and_without_checkpointing(ids: torch.Tensor) -> None:
 def test_training_after_inference_mode(model: Any, ids: torch.Tensor) -> None:
     """What is kept between calls must not be an inference tensor, which could not be part of a graph."""
     model.double()
-    hf.apply(model, LENGTHS)
-    with torch.inference_mode():
-        model(ids)
-    model(ids, labels=ids).loss.backward()
-    hf.apply(model, PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]] * 2))
-    with torch.inference_mode():
-        model(ids)
-    model(ids, labels=ids).loss.backward()
+    for policy in (LENGTHS, PerHead.of(Constant, value=[[1.0, 2.0, 3.0, 4.0]] * 2)):
+        hf.apply(model, policy)
+        with torch.inference_mode():
+            model(ids)
+        model(ids, labels=ids).loss.backward()
 
 
 @pytest.fixture
@@ -306,16 +258,3 @@ def test_an_output_scale_equals_scaled_columns_of_the_output_projection() -> Non
         layer.self_attn.o_proj.weight.data *= gains.repeat_interleave(width)
     with torch.no_grad(), sm.applied(model, policy):
         torch.testing.assert_close(model(ids).logits, oracle(ids).logits)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda policy: sm.attention(*torch.randn(3, 1, 2, 5, 4), policy=policy),
-        lambda policy: sm.softmax(torch.randn(1, 2, 5, 4), policy),
-        lambda policy: sm.fold(LLAMA.build(), policy),
-    ],
-)
-def test_an_output_scale_outside_an_applied_model_is_refused(call: Any) -> None:
-    with pytest.raises(UnsupportedError, match="acts only in a transformers model"):
-        call(OutputScale(1.2))

@@ -19,7 +19,7 @@ from sharpmax.ops import sharpen as ops
 from sharpmax.ops.kernels import sharpen_launch
 from sharpmax.policies import PAPER, Constant, LogLength, PerHead, Policy
 from sharpmax.stats import dispatch, triton_launch
-from tests.integrations.families import _LLAMA, BIDIRECTIONAL, FAMILIES, LENGTH, LLAMA, Family, transformers
+from tests.integrations.families import BIDIRECTIONAL, FAMILIES, LENGTH, LLAMA, OTHERS, Family, transformers
 from tests.integrations.oracle import by_hand
 
 # The compiler uses parts of torch that torch advises against.
@@ -192,11 +192,7 @@ def test_what_cannot_be_exact_is_refused(flash_attention: None, name: str, optio
         LLAMA.logits(model, **LLAMA.inputs(model), **{name: options})
 
 
-_OSS = {
-    **_LLAMA, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 5,
-    "layer_types": ["sliding_attention", "full_attention"],
-}  # fmt: skip
-OSS = Family("gpt-oss", "GptOssForCausalLM", "GptOssConfig", _OSS)
+OSS = OTHERS["gpt-oss"]
 
 
 def gpt_oss(name: str = "eager") -> Any:

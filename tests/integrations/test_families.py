@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sharpmax.errors import MissingExtraError, UnsupportedError
+from sharpmax.errors import MissingExtraError
 from sharpmax.integrations import transformers as hf
 from sharpmax.integrations.transformers.attention import sharp_attention
 from sharpmax.integrations.transformers.interface import modules_of
-from sharpmax.integrations.transformers.support import NAMES
 from sharpmax.policies.base import Policy
 from sharpmax.policies.basic import Constant, LogLength
 from sharpmax.policies.entropy_target import EntropyTarget
@@ -93,22 +92,6 @@ def test_generation(name: str, cache: str) -> None:
     made = out.sequences[:, :-1]
     inputs = {"input_ids": ids, "decoder_input_ids": made} if family.kind == "seq2seq" else {"input_ids": made}
     assert (torch.stack(out.logits, 1) - model(**inputs).logits[:, -6:]).abs().max() < 2e-4
-
-
-def test_registered_names(model: Any) -> None:
-    """Without a mask function of its own name, transformers makes no mask, and padding is attended to."""
-    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
-    hf.apply(model, "paper")
-    for inner, name in NAMES.items():
-        assert masks[name] is masks[inner]
-        assert ("flash" in name) == ("flash" in inner)  # transformers reads meaning into these parts of a name
-        assert not any(part in name for part in ("sdpa", "/", "flex_attention", "paged"))
-
-
-def test_sinks_are_refused_even_if_they_only_show_at_the_call(model: Any) -> None:
-    hf.apply(model, PAPER)
-    with pytest.raises(UnsupportedError, match="sinks"):
-        model(torch.arange(12)[None], s_aux=torch.zeros(4))
 
 
 def test_nothing_is_patched() -> None:

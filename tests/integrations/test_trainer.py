@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sharpmax as sm
 from sharpmax.errors import SharpmaxError, UnsupportedError
 from sharpmax.integrations.trainer import (
     AttentionObserver,
@@ -221,8 +220,6 @@ def test_qk_clip_scales_the_heads_above_tau_down_to_it(family: str) -> None:
 
 
 def test_qk_clip_refuses_what_it_cannot_scale() -> None:
-    with pytest.raises(UnsupportedError, match="QK-norm"):
-        QKClip(FAMILIES["qwen3"].build())
     with pytest.raises(SharpmaxError, match="layer 0, head 1 is nan"):
         QKClip(llama())(StepStatistics(3, [], [], [], [[1.0, math.nan, 1.0, 1.0]] * LAYERS))
 
@@ -258,8 +255,6 @@ def test_the_entropy_band_agrees_with_dense_weights() -> None:
     h = -torch.special.xlogy(p, p).sum(-1)[..., 1:] / torch.arange(2, p.shape[-1] + 1).log()
     wanted = (torch.relu(0.2 - h) + torch.relu(h - 0.8)).square().mean()
     assert found.item() == pytest.approx(wanted.item(), rel=1e-4)
-    with pytest.raises(UnsupportedError, match="has a policy"), EntropyBand(sm.apply(model, "constant:2")):
-        pass
 
 
 def test_processes_are_measured_as_one(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import sharpmax as sm
-from sharpmax.errors import ArgumentError, ArgumentTypeError, FileFormatError, UnsupportedError
+from sharpmax.errors import ArgumentError, FileFormatError
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.monitoring import monitor as monitoring
 from sharpmax.monitoring.monitor import Monitor, heads_of, reference_rows
@@ -268,68 +267,27 @@ def test_saved_and_read_back(tmp_path: Path) -> None:
     assert again.thresholds == monitor.thresholds
 
 
-DAMAGE = [
-    ("later.threshold", math.nan), ("later.mean", [1.0]), ("later.range", 2.0), ("prompt.mean", [math.nan] * 8),
-    ("prompt.scale", [0.0] * 8), ("prompt.range", [1.0, -1.0]), ("heads", 3), ("later", []), ("prompt", None),
-    ("rows", "none"), ("false_alarms", 0.0), ("every", 1.5), ("generated", -1),
-]  # fmt: skip
-
-
 def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     one, other, path = model(), model(), tmp_path / "monitor.json"
     with monitored(one) as monitor:
-        saved = monitor.save(path).read_text(encoding="utf-8")
+        monitor.save(path)
     with torch.no_grad():
         other.lm_head.weight.add_(1.0)
     with pytest.raises(ArgumentError, match="learn again"):
         Monitor.load(other, path)
     with pytest.raises(FileFormatError, match="cannot be read"):
         Monitor.load(one, tmp_path / "missing.json")
-    for text, wanted in [
-        ("{", "cannot be read"),
-        ("[]", "not saved by"),
-        (saved.replace("schema", "s"), "not saved by"),
-    ]:
+    for text, wanted in (("{", "cannot be read"), ("[]", "not saved by")):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(FileFormatError, match=wanted):
             Monitor.load(one, path)
-    for place, value in DAMAGE:
-        body = json.loads(saved)
-        kind, _, name = place.partition(".")
-        if name:
-            body[kind][name] = value
-        else:
-            body[kind] = value
-        path.write_text(json.dumps(body), encoding="utf-8")
-        with pytest.raises(FileFormatError, match=r"monitor.json' is damaged: .*learn again$"):
-            Monitor.load(one, path)
     assert installed(one) is None
 
 
-def test_models_that_cannot_be_monitored() -> None:
-    with pytest.raises(UnsupportedError, match="encoder and a decoder"):
-        monitored(model("t5"))
+def test_a_model_has_one_monitor() -> None:
     one = model()
     with monitored(one), pytest.raises(ArgumentError, match="close the other one"):
         monitored(one)
-    assert installed(one) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({"reference": prompts(10), "false_alarms": 0.01}, "give 107 or more"),
-        ({"reference": ["text"] * 30}, "tokenizer"),
-        ({"reference": [[]] * 30}, "prompt 0 with no tokens"),
-        ({"reference": [[5] * 100] * 30}, "up to 64 tokens"),
-        ({"reference": [[5] * 62] * 30}, "5 to generate"),
-        ({"reference": [["a"]]}, "reference: got list as prompt 0"),
-    ],
-)
-def test_bad_arguments(options: dict[str, Any], wanted: str) -> None:
-    one = model()
-    with pytest.raises((ArgumentError, ArgumentTypeError), match=wanted):
-        monitored(one, **options)
     assert installed(one) is None
 
 

@@ -18,7 +18,6 @@ from sharpmax.monitoring.scores import (
     conformal_threshold,
     learn,
     least_examples,
-    split,
 )
 from tests.monitoring.monitored import model, monitored
 
@@ -85,13 +84,6 @@ def test_as_many_as_needed_and_not_one_fewer(rate: float) -> None:
     assert conformal_threshold(torch.arange(needed).double(), rate).isfinite()
     assert conformal_threshold(torch.arange(needed - 1).double(), rate).isinf()
     assert conformal_threshold(torch.zeros(0), rate).isinf()
-
-
-@pytest.mark.parametrize(("count", "rate", "held"), [(400, 0.01, 200), (107, 0.01, 99), (12, 0.2, 4)])
-def test_parts_are_apart_and_the_rate_decides_how_many(count: int, rate: float, held: int) -> None:
-    base, judged = split(count, rate)
-    assert sorted([*base.tolist(), *judged.tolist()]) == list(range(count))
-    assert len(judged) == held
 
 
 def test_false_alarms_are_as_rare_as_asked_for_on_average() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 
 from sharpmax.integrations.transformers.interface import installed
 from sharpmax.monitoring.scores import Report
+from tests.integrations.test_interface import expected as logits_of
+from tests.integrations.test_interface import paused
 from tests.monitoring.monitored import model, monitored, padded, prompts
 
 
@@ -24,16 +27,13 @@ def test_requests_without_a_block_are_kept_apart() -> None:
     turns = threading.Barrier(2)
     by_thread: dict[int, Report] = {}
     with monitored(one, callback=lambda report: by_thread.__setitem__(threading.get_ident(), report)):
-        generate(one, lists[0])
-        expected = [by_thread.pop(threading.get_ident())]
-        generate(one, lists[1])
-        expected.append(by_thread.pop(threading.get_ident()))
+        expected = []
+        for ids in lists:
+            generate(one, ids)
+            expected.append(by_thread.pop(threading.get_ident()))
         meet = one.model.layers[0].register_forward_pre_hook(lambda module, args: (turns.wait(1200), None)[1])
-        threads = [threading.Thread(target=generate, args=(one, ids)) for ids in lists]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(partial(generate, one), lists))
         meet.remove()
     assert sorted(map(repr, by_thread.values())) == sorted(map(repr, expected))
     assert len(by_thread) == 2
@@ -62,24 +62,10 @@ def test_tasks_of_one_thread_have_requests_of_their_own() -> None:
 
 
 def test_closing_while_another_thread_runs_the_model_changes_nothing_there() -> None:
-    one, ids = model(), prompts(1, seed=4)[0]
-    wanted = one(torch.tensor([ids])).logits
+    one = model()
     monitor = monitored(one)
-    inside, go_on = threading.Event(), threading.Event()
-
-    def hold(module: Any, args: Any) -> None:
-        inside.set()
-        go_on.wait(1200)
-
-    stop = one.model.layers[1].register_forward_pre_hook(hold)
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(one(torch.tensor([ids])).logits))
-    thread.start()
-    assert inside.wait(1200)
-    monitor.close()
-    go_on.set()
-    thread.join()
-    stop.remove()
-    assert torch.equal(found[0], wanted)
+    with paused(one) as outcome:
+        monitor.close()
+        assert torch.equal(outcome(), logits_of(None))
     assert installed(one) is None
     assert "generate" not in vars(one)
