@@ -124,7 +124,13 @@ def _tabpfn(tables: Mapping[str, Any]) -> list[str]:
     return table([*head, f"log loss, {plain}", f"`{sharp}`", "change"], rows)
 
 
+def _vllm(tables: Mapping[str, Any]) -> list[str]:
+    """Throughput with each policy, relative to none."""
+    rows = [[f"`{name}`", f"{one['prefill']:.2f}×", f"{one['decode']:.2f}×"] for name, one in tables["bench"].items()]
+    return table(["policy", "prefill", "decode"], rows)
+
+
 BENCHES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
-    "cpu": _timed, "probe": _timed, "monitor": _monitor, "tabpfn": _tabpfn,
+    "cpu": _timed, "probe": _timed, "monitor": _monitor, "tabpfn": _tabpfn, "vllm": _vllm,
 }  # fmt: skip
 """What each file of `benchmarks/` shows; docs/gpu.md has h200.json."""
