@@ -43,7 +43,7 @@ class Results:
         >>> Results("sharpmax clrs train smollm2 --steps 100", {}, {}).kind
         'clrs train'
         """
-        words = self.command.split()[1:]
+        words = [word for word in self.command.split()[1:] if word != "-m"]
         return " ".join(words[: 2 if words[:1] == ["clrs"] else 1])
 
     def to_dict(self) -> dict[str, Any]:
