@@ -83,7 +83,7 @@ def test_has_the_mode_of_an_ordinary_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_an_error_names_the_file_the_reason_and_what_to_do(tmp_path, monkeypatch, write, number):
     path = write_text(tmp_path / "a.txt", "old\n")
-    todo = "the disk is full: make room" if number == errno.ENOSPC else "a folder you may write to"
+    todo = "the disk is full: free some space" if number == errno.ENOSPC else "a folder you may write to"
     monkeypatch.setattr(os, "fsync", failing(OSError(number, os.strerror(number))))
     with pytest.raises(ArgumentError) as caught:
         write(path)

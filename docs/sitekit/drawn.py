@@ -124,7 +124,7 @@ def fitted(spec: dict[str, Any], width: int) -> dict[str, Any]:
     columns = max(1, min(meta["columns"], width // meta["minimum"])) if width < 760 else meta["columns"]
     panel = width // columns - meta["around"]
     entries = max(1, width // (7 * meta["legend"] + 34))
-    # A browser's font may be wider than the one drawn with: columns of the legend need room between them.
+    # A browser's font may be wider than the one drawn with: columns of the legend need space between them.
     legend = {**config["legend"], "columnPadding": 24, "columns": entries}
     return {
         **spec,

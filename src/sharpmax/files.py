@@ -17,7 +17,7 @@ from sharpmax.errors import ArgumentError, FileFormatError
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of a full disk or quota."""
 
-FULL_TODO = "the disk is full: make room there, or choose a folder on another disk"
+FULL_DISK = "the disk is full: free some space, or choose a folder on another disk"
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -76,7 +76,7 @@ def append_bytes(path: str | Path, data: bytes) -> None:
 def cannot_write(path: str | Path, problem: OSError) -> ArgumentError:
     """Return the error for a file that cannot be written: which file, why, and what to do."""
     reason = problem.strerror or str(problem)
-    todo = FULL_TODO if problem.errno in FULL else "allowed: a path in a folder you may write to"
+    todo = FULL_DISK if problem.errno in FULL else "allowed: a path in a folder you may write to"
     return ArgumentError(f"path: cannot write {str(path)!r} ({reason}); {todo}")
 
 

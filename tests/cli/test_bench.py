@@ -56,7 +56,7 @@ def test_bench_prints_a_table_and_writes_json(sharpmax_command: Any, tmp_path: P
     bench = results["tables"]["bench"]
     assert set(bench) == CASES | {"import/sharpmax", "import/row-stats"}
     for name in CASES:
-        assert name in outcome.out
+        assert name.replace("stock", "PyTorch") in outcome.out
         assert bench[name]["agrees"] is True
         assert 0 < bench[name]["min_s"] <= bench[name]["median_s"]
         assert bench[name]["rounds"] == 2

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import sharpmax
 from sharpmax.errors import SharpmaxError
-from sharpmax.files import FULL, FULL_TODO
+from sharpmax.files import FULL, FULL_DISK
 from sharpmax.lazy import require
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _error_for_users(problem: Exception) -> tuple[int, str | None]:
         return _FAILED, f"out of memory ({str(problem) or 'of this machine'}); use smaller sizes, or --dtype bfloat16"
     if isinstance(problem, OSError) and problem.strerror:
         where = f": {problem.filename}" if problem.filename else ""
-        todo = FULL_TODO if problem.errno in FULL else "--debug shows more"
+        todo = FULL_DISK if problem.errno in FULL else "--debug shows more"
         return _FAILED, f"{problem.strerror}{where}; {todo}"
     return _FAILED, None
 

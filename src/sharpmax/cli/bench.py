@@ -203,7 +203,7 @@ def _print(tables: Mapping[str, Any]) -> None:
         rows = []
         for case, one in cases.items():
             numbers = ["–" if one.get(name) is None else format(one[name], _COLUMNS[name]) for name in shown]
-            rows.append([case, *numbers, _remarks(one)])
+            rows.append([case.replace("stock", "PyTorch"), *numbers, _remarks(one)])
         facts |= {"training cost": tables["training_cost"]} if "training_cost" in tables else {}
         facts |= tables.get("profile", {})
     print_table(title, columns, rows)

@@ -71,12 +71,12 @@ def _print(tables: Mapping[str, Any]) -> None:
     if tables["measured"] is not None:
         columns += ["measured spread", "measured horizon", "never / falling / holding"]
     for number, layer in tables["layers"].items():
-        certain, seen = layer["certified"], layer["measured"]
-        row = [number, f"{certain['median']:,.1f}", _tokens(certain["tokens"], "vacuous")]
-        row.append(f"{certain['informative']} of {certain['heads']}")
-        if seen is not None:
-            row += [f"{seen['spread']:.1f}", _tokens(seen["tokens"])]
-            row.append(f"{seen['before']} / {seen['at']} / {seen['beyond']}")
+        certified, measured = layer["certified"], layer["measured"]
+        row = [number, f"{certified['median']:,.1f}", _tokens(certified["tokens"], "vacuous")]
+        row.append(f"{certified['informative']} of {certified['heads']}")
+        if measured is not None:
+            row += [f"{measured['spread']:.1f}", _tokens(measured["tokens"])]
+            row.append(f"{measured['before']} / {measured['at']} / {measured['beyond']}")
         rows.append(row)
     title = f"{setting['model']}: tokens until no token holds {100 * setting['mass']:g}% of the weight of a head"
     print_table(f"{title}; spread in nats, median over heads", columns, rows)

@@ -302,8 +302,8 @@ def evaluate_tables(
             if job.key not in store:
                 store.add(job.key, measure_cell(language, **job.arguments))
         if plan.with_cost and _COST not in store:
-            room = context_of(language.model)
-            context = CONTEXT if room is None else min(CONTEXT, room // 2)  # decoded tokens need positions too
+            limit = context_of(language.model)
+            context = CONTEXT if limit is None else min(CONTEXT, limit // 2)  # decoded tokens need positions too
             variants = cost(language.model, plan.variants, context, ROUNDS, note=lambda text: report(f"cost, {text}"))
             store.add(_COST, Outcome({"value": {"context": context, "variants": variants}}))
         if (harness := material.harness) is not None:

@@ -152,7 +152,7 @@ def measure(
     def one(task: tuple[Size, int]) -> dict[tuple[str, str], np.ndarray]:
         size, position = task
         reads = read(heads[position], size, samples, (*stream, position), progress)
-        pages = [measure_page(seen, variants[position]) for seen in reads]
+        pages = [measure_page(batch, variants[position]) for batch in reads]
         return {name: torch.cat([page[name] for page in pages]).cpu().numpy() for name in pages[0]}
 
     # Longest first, so that no long task remains at the end.
@@ -171,14 +171,14 @@ def measure(
     return {size: gathered(size) for size in sizes}
 
 
-def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[tuple[str, str], Tensor]:
+def measure_page(batch: Read, variants: Mapping[str, Policy | None]) -> dict[tuple[str, str], Tensor]:
     """The fields of `Measured` for one head and the sets it has just read: [B] by field and variant."""
-    s, h = _near(seen)
+    s, h = _near(batch)
     visible = s > -torch.inf
     x, _ = centred(s, visible)
     # Policies may depend on the number of items, which includes those that `_near` left out.
     parts, measured = dense_stats(s, visible).flatten()
-    in_set = seen.logits > -torch.inf
+    in_set = batch.logits > -torch.inf
     plain = RowStats.unflatten(measured, [in_set.sum(-1), *parts[1:]])
     found: dict[tuple[str, str], Tensor] = {}
     weights = []
@@ -192,23 +192,23 @@ def measure_page(seen: Read, variants: Mapping[str, Policy | None]) -> dict[tupl
         weights.append(scaled.masked_fill(~visible, -torch.inf).softmax(-1))
     pooled = torch.matmul(torch.stack(weights, dim=1), h)
     # Items are sorted by logit, so hard attention takes the first one.
-    scores = seen.head.classify(torch.cat((pooled, h[:, :1]), dim=1)[None])[0]
-    right = scores.argmax(-1) == seen.answer[:, None]
+    scores = batch.head.classify(torch.cat((pooled, h[:, :1]), dim=1)[None])[0]
+    right = scores.argmax(-1) == batch.answer[:, None]
     found |= {("correct", name): right[:, column] for column, name in enumerate((*variants, HARD))}
     found["confidence", "softmax"] = scores[:, 0].softmax(-1).amax(-1)
     return found
 
 
-def _near(seen: Read) -> tuple[Tensor, Tensor]:
+def _near(batch: Read) -> tuple[Tensor, Tensor]:
     """Logits and features of the items with a visible weight, largest logit first.
 
     At β ≥ 1 an item `_REACH` nats below the top weighs less than e^−40 of it. All such items together are a million
     times below the rounding of float32, and skipping them saves most of the work.
     """
-    reach = seen.logits > seen.logits.amax(-1, keepdim=True) - _REACH
+    reach = batch.logits > batch.logits.amax(-1, keepdim=True) - _REACH
     count = int(reach.sum(-1).max())
-    s, order = seen.logits.topk(count)
-    h = seen.features.gather(1, order[..., None].expand(-1, -1, WIDTH))
+    s, order = batch.logits.topk(count)
+    h = batch.features.gather(1, order[..., None].expand(-1, -1, WIDTH))
     return s.masked_fill(s <= s[:, :1] - _REACH, -torch.inf), h
 
 
@@ -274,7 +274,7 @@ def fit(
     def surveyed(task: tuple[int, int]) -> list[dict[str, np.ndarray]]:
         size, position = task
         reads = read(heads[position], size, fit_samples(samples), (seed, 1, position), progress)
-        return [_survey(seen) for seen in reads]
+        return [_survey(batch) for batch in reads]
 
     tasks = [(size, position) for size in reversed(sizes) for position in range(len(heads))]
     points = [page for pages in side_by_side(surveyed, tasks, _device_of(heads[0])) for page in pages]
@@ -293,12 +293,12 @@ def fit(
     return Fitted(variants, table, left_out)
 
 
-def _survey(seen: Read) -> dict[str, np.ndarray]:
+def _survey(batch: Read) -> dict[str, np.ndarray]:
     """Entropy and best β of each set; β is NaN where the best item already has the largest logit."""
-    missed = seen.logits.argmax(-1) != seen.best
+    missed = batch.logits.argmax(-1) != batch.best
     best = torch.full(missed.shape, torch.nan, dtype=torch.float64)
-    best[missed.cpu()] = best_beta(seen.logits[missed], seen.best[missed]).cpu()
-    entropy = measure_page(seen, {"softmax": None})["entropy", "softmax"]
+    best[missed.cpu()] = best_beta(batch.logits[missed], batch.best[missed]).cpu()
+    entropy = measure_page(batch, {"softmax": None})["entropy", "softmax"]
     return {"entropy": entropy.cpu().numpy(), "beta": best.numpy()}
 
 
@@ -423,10 +423,10 @@ def _heat(head: SingleHeads, fitted: Fitted, sizes: Sequence[int], seed: int) ->
 
     def weights(n: int) -> dict[str, list[list[float]]]:
         rows: dict[str, list[list[float]]] = {name: [] for name in _HEAT_VARIANTS}
-        for seen in read(head, n, _HEAT_SETS, (seed, 3)):
-            order = seen.priority.topk(min(_HEAT_ITEMS, n)).indices
+        for batch in read(head, n, _HEAT_SETS, (seed, 3)):
+            order = batch.priority.topk(min(_HEAT_ITEMS, n)).indices
             for name in _HEAT_VARIANTS:
-                of_items = 100.0 * softmax(seen.logits, policy=fitted.variants[0][name]).gather(-1, order)
+                of_items = 100.0 * softmax(batch.logits, policy=fitted.variants[0][name]).gather(-1, order)
                 rows[name] += [[float(f"{w:.4g}") for w in row] for row in of_items.tolist()]
         return rows
 

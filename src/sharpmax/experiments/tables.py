@@ -86,7 +86,7 @@ def horizon_tables(
     certificate: Certificate, measured: MeasuredHorizons | None, setting: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The tables of horizons. `setting` holds the model and options."""
-    seen = {} if measured is None else {(one.layer, one.head): asdict(one) for one in measured.heads}
+    by_head = {} if measured is None else {(one.layer, one.head): asdict(one) for one in measured.heads}
     prompts = ("task", "sizes", "prompts", "shortest", "longest")
     layers = range(1 + certificate.heads[-1].layer)
     together = {number: [one for one in certificate.heads if one.layer == number] for number in layers}
@@ -115,7 +115,7 @@ def horizon_tables(
         "heads": {
             f"{one.layer}.{one.head}": {
                 "certified": asdict(one) | {"tokens": one.tokens, "informative": one.informative},
-                "measured": seen.get((one.layer, one.head)),
+                "measured": by_head.get((one.layer, one.head)),
             }
             for one in certificate.heads
         },
@@ -126,10 +126,10 @@ def horizon_tables(
 def check_consistent(certificate: Certificate, measured: MeasuredHorizons, dtype: torch.dtype) -> None:
     """Raise if measured logits spread further than certified, so the model does more than its weights say."""
     rounding = 8.0 * torch.finfo(dtype).eps
-    for certain, seen in zip(certificate.heads, measured.heads, strict=True):
-        if seen.widest > certain.spread * (1.0 + rounding):
+    for certain, found in zip(certificate.heads, measured.heads, strict=True):
+        if found.widest > certain.spread * (1.0 + rounding):
             raise UnsupportedError(
-                f"model: in layer {certain.layer}, head {certain.head} a spread of {seen.widest:.4g} was measured and "
+                f"model: in layer {certain.layer}, head {certain.head} a spread of {found.widest:.4g} was measured and "
                 f"{certain.spread:.4g} certified; this {certificate.family} computes more than its weights say"
             )
 
@@ -171,5 +171,5 @@ def _measured_verdict(measured: MeasuredHorizons) -> str:
     return (
         f"Measured on {measured.prompts} prompts of {measured.shortest:,} to {measured.longest:,} tokens: of "
         f"{len(measured.heads)} heads {found['before']} hold {100 * measured.mass:g}% of their weight on one token at "
-        f"no length, {found['at']} fall under it{by}, and {found['beyond']} are not seen to fall."
+        f"no length, {found['at']} fall under it{by}, and {found['beyond']} do not fall within the prompts read."
     )

@@ -162,8 +162,8 @@ class QueryScale:
         check_frequencies(factors.shape[-1], query.shape[-1])
         if query.dtype == torch.float16:
             product = query * factors
-            room = largest_for(query.dtype) / product.detach().abs().amax(-1, keepdim=True)
-            return (product * room.clamp(max=1.0)).to(query.dtype)
+            limit = largest_for(query.dtype) / product.detach().abs().amax(-1, keepdim=True)
+            return (product * limit.clamp(max=1.0)).to(query.dtype)
         if query.dtype != dtype and is_plain(query, factors):
             # PyTorch's product of two dtypes runs several times slower than memory allows, but is quick to launch.
             if query.is_cuda and query.numel() >= _LARGE_QUERY and scales(query):

@@ -159,7 +159,7 @@ NO_OUTPUT = "policy: a scale of a head's output acts only in a transformers mode
 class LogLength(Policy):
     """β = max(floor, ln n / ln reference), where n is the number of visible keys (padding does not count).
 
-    At n = `reference`, usually the largest size seen in training, β is 1.
+    At n = `reference`, usually the largest size in training, β is 1.
 
     >>> LogLength(reference=16).describe()
     'β = max(1, ln n / ln 16)'

@@ -169,8 +169,8 @@ def _logits(q: Tensor, k: Tensor, rows: Tensor, causal: bool) -> tuple[Tensor, T
     """Dense logits `[N, G, S, L]` of the queries `[N, G, S, D]` of these rows, and which of them are visible."""
     logits = (q.flatten(1, 2) @ k.mT / math.sqrt(q.shape[-1])).view(*q.shape[:-1], -1)
     keys = torch.arange(k.shape[1], device=k.device)
-    seen = keys <= (rows if causal else rows.new_full(rows.shape, len(keys)))[:, None]
-    return logits, seen.expand_as(logits)
+    visible = keys <= (rows if causal else rows.new_full(rows.shape, len(keys)))[:, None]
+    return logits, visible.expand_as(logits)
 
 
 def _attended(logits: Tensor, visible: Tensor, v: Tensor, policy: str | None) -> Tensor:
@@ -222,7 +222,7 @@ class ChosenHeads(Inputs):
 
     def exact(self, policy: str | None) -> list[Tensor]:
         """Gradients of dense attention in float64."""
-        return self._summed(lambda logits, seen, v: _attended(logits, seen, v, policy), self.upstream)
+        return self._summed(lambda logits, visible, v: _attended(logits, visible, v, policy), self.upstream)
 
     def beta(self) -> Tensor:
         """β of every row `[N, G, L]`, in float64."""
@@ -232,7 +232,7 @@ class ChosenHeads(Inputs):
 
     def through_beta(self, weight: Tensor) -> list[Tensor]:
         """Gradients of Σ weight·β in float64, with weights `[N, G, L]`."""
-        return self._summed(lambda logits, seen, v: PAPER.beta(dense_stats(logits, seen)), weight)
+        return self._summed(lambda logits, visible, v: PAPER.beta(dense_stats(logits, visible)), weight)
 
     def _summed(self, function: Callable[[Tensor, Tensor, Tensor], Tensor], upstream: Tensor) -> list[Tensor]:
         q, k, v = total = [torch.zeros_like(x, dtype=torch.float64) for x in (self.q, self.k, self.v)]

@@ -187,8 +187,8 @@ class Evaluation:
         """The tables of `evaluation_tables`, once every question is answered."""
         names, numbers = [variant.name for variant in self.variants], range(len(self.questions))
         answers = {name: [[Answer(**store.records[f"{name}/{item}"]) for item in numbers]] for name in names}
-        said = [record for record in store.records.values() if "remark" in record]
-        remarks = {name: [record["remark"] for record in said if record["variant"] == name] for name in names}
+        remarked = [record for record in store.records.values() if "remark" in record]
+        remarks = {name: [record["remark"] for record in remarked if record["variant"] == name] for name in names}
         known = trained_sizes(self.variants) or {name: list(train_sizes(name)) for name in ALGORITHMS}
         return evaluation_tables(self.questions, answers, {**self.identity(), "remarks": remarks}, known, seed)
 

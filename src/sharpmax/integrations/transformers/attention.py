@@ -252,13 +252,13 @@ def _flash_or_flex(
             query, scaled = layer.sharpener.sharpen(call, query, added)
             mask = mask if added is None else scaled
         if observers:
-            seen = call if added is None else AttentionCall.in_model(query, key, mask, False, kwargs.get("scaling"))
-            visible = seen.mask if seen.spans is None else ~seen.hidden()
-            q = query.detach().reshape(seen.q.shape)
-            seen = replace(seen, q=q, k=seen.k.detach(), mask=visible, spans=None, layer=layer.number)
+            shown = call if added is None else AttentionCall.in_model(query, key, mask, False, kwargs.get("scaling"))
+            visible = shown.mask if shown.spans is None else ~shown.hidden()
+            q = query.detach().reshape(shown.q.shape)
+            shown = replace(shown, q=q, k=shown.k.detach(), mask=visible, spans=None, layer=layer.number)
             with torch.no_grad():
                 for observer in observers:
-                    observer(seen)
+                    observer(shown)
     return layer.function(module, query, key, value, mask, **kwargs)
 
 
@@ -289,8 +289,8 @@ def _fast_path(
             out = None if kwargs.get("dropout") else sharpener.decode(query, key, value, mask, scale)
             return None if out is None else (out.transpose(1, 2).contiguous(), None)
         if mask is None:
-            seen = key[:, :, : query.shape[2]] if causal and key.shape[2] > query.shape[2] else key
-            scaled = sharpener.sharpen_unmasked(query, seen, 0 if causal else None, scale)
+            keys = key[:, :, : query.shape[2]] if causal and key.shape[2] > query.shape[2] else key
+            scaled = sharpener.sharpen_unmasked(query, keys, 0 if causal else None, scale)
     return None if scaled is None else layer.function(module, scaled, key, value, mask, **kwargs)
 
 
