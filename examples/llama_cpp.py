@@ -23,6 +23,7 @@ if not folded.exists():
 for name, path in (("original", original), ("folded", folded)):
     options = CommonParams()
     options.model.path, options.n_ctx, options.n_parallel = str(path), 1024, 1
+    options.verbosity = 1  # errors only
     server, right = Server(options), 0
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt.user}]
