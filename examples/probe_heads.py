@@ -27,11 +27,11 @@ for size in SIZES:
 
 few, many = SIZES
 slope = (entropy[many] - entropy[few]) / math.log(tokens[many] / tokens[few])
-print(f"{len(slope)} layers as columns, {slope.shape[1]} heads as rows")
+print(f"{len(slope)} layers as rows, {slope.shape[1]} heads as columns")
 print("the darker, the faster the entropy of the head rises with the length: █ is full dispersion\n")
-for head in range(slope.shape[1]):
-    steps = (slope[:, head].clamp(0, 0.99) * len(SHADES)).long().tolist()
-    print(f"head {head}  " + "".join(2 * SHADES[step] for step in steps))
+for layer, heads in enumerate(slope):
+    steps = (heads.clamp(0, 0.99) * len(SHADES)).long().tolist()
+    print(f"layer {layer:2}  " + "".join(2 * SHADES[step] for step in steps))
 
 layer, head = divmod(int(slope.argmax()), slope.shape[1])
 shared = [float(entropy[size][layer, head].exp()) for size in SIZES]

@@ -110,9 +110,9 @@ def test_sharpen_model(run: Run) -> None:
 
 def test_probe_heads(run: Run) -> None:
     out, _ = run("probe_heads.py")
-    assert out.startswith("30 layers as columns, 9 heads as rows\n")
-    maps = re.findall(r"^head \d  (.*)$", out, re.MULTILINE)
-    assert [len(line) for line in maps] == [60] * 9
+    assert out.startswith("30 layers as rows, 9 heads as columns\n")
+    maps = re.findall(r"^layer [ \d]\d  (.*)$", out, re.MULTILINE)
+    assert [len(line) for line in maps] == [18] * 30
     steep, of = numbers(next(line for line in out.splitlines() if "above one half" in line))
     assert of == 270
     assert 30 < steep < 135
