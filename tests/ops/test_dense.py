@@ -92,6 +92,7 @@ class TestAgainstFiftyDigits:
         got, (weights, want) = stats_of(row), exact(row)
         assert sm.softmax(double(row)).tolist() == pytest.approx(weights, rel=1e-13, abs=1e-300)
         assert sm.entropy(double(row)).item() == pytest.approx(want["entropy"], rel=1e-12, abs=1e-300)
+        assert got.entropy == pytest.approx(want["entropy"], rel=1e-12, abs=1e-300)
         assert (got.count, got.max) == (len(row), want["max"])
         assert got.var == pytest.approx(want["var"], rel=1e-11, abs=1e-300)
         assert got.top_weight == pytest.approx(want["top_weight"], rel=1e-13)
@@ -99,6 +100,14 @@ class TestAgainstFiftyDigits:
         size = 1e-15 * max(map(abs, row))
         assert got.lse == pytest.approx(want["lse"], rel=1e-14, abs=size)
         assert got.mean == pytest.approx(want["mean"], rel=1e-14, abs=size)
+
+    @pytest.mark.parametrize("gap", [30.0, 50.0, 100.0, 300.0, 690.0])
+    def test_entropies_far_below_one_unit_in_the_last_place_of_1(self, gap):
+        """The textbook formula lse − mean gives exactly 0 here; the relative error must not care."""
+        row = [gap, 0.0, 0.0, -1.0]
+        got, want = float(stats_of(row).entropy), exact(row)[1]["entropy"]
+        assert 0 < want < 1e-10
+        assert got == pytest.approx(want, rel=1e-13)
 
     @given(NARROW | ONE_UP | st.lists(st.floats(-60, 60), min_size=1, max_size=40))
     @settings(max_examples=120)
