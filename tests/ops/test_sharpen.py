@@ -132,6 +132,17 @@ def test_strides():
     assert torch.equal(scaled, 3.0 * q)
 
 
+def test_float16_products_stay_finite():
+    q = randn(1, 1, 3, 16, dtype=HALF) * 1000
+    beta = torch.tensor([[[1.0, 50.0, 1e9]]], device=DEVICE)
+    out = scale_op(q, beta)
+    assert out.isfinite().all()
+    assert torch.equal(out, scaled_queries(q, beta))
+    scaled, found = sharpen_rows(q, None, None, 9, None, Constant(1e9))
+    assert scaled.isfinite().all()
+    assert (found == 1e9).all()  # β itself is not cut, as a mask may be scaled by it
+
+
 @pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE, DOUBLE])
 @pytest.mark.parametrize("broad", [False, True])
 def test_gradients(dtype, broad):
